@@ -1,0 +1,98 @@
+"""Profile: what autograd keeps for backward, by whom, each storage counted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slimgrad.errors import SpecError
+from slimgrad.report import plots, text
+from slimgrad.spec.sites import Need, Site, Storage
+from slimgrad.spec.values import Value, checked_body, load_all
+
+INSTEAD = {
+    Need.NOTHING: "its shape alone (0 bytes, exact)",
+    Need.MASK: "one bit per element (exact)",
+    Need.INDEX: "positions inside the window, one byte each (exact)",
+    Need.DERIVATIVE: "a few bits per element that name the derivative's level",
+    Need.OPERAND: "its largest elements, blocks, channels, or a bounded-error code: only a parameter's gradient reads it",
+    Need.VALUES: "a quantized copy, or it can be recomputed or offloaded: its values enter the gradient that flows on",
+    Need.WEIGHT: "a reference to the parameter, cast again in backward (0 bytes, exact)",
+    Need.EXACT: "nothing less: it must not change",
+}
+"""What could be kept instead, per need, as `explain` says it."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Profile(Value):
+    """Every saved slot of one step, grouped by storage."""
+
+    sites: tuple[Site, ...]
+    storages: tuple[Storage, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Model class, device, torch version, whether tensors were fake, and the allocator's own figure if it was asked."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes autograd holds at the end of forward; parameters, buffers and inputs are not autograd's."""
+        return sum(storage.bytes for storage in self.storages if storage.counted)
+
+    def lead(self, storage: Storage) -> Site:
+        """The saver that asks for most: it decides what the storage may shrink to."""
+        return max((self.sites[i] for i in storage.savers), key=lambda site: DEMAND.index(site.need))
+
+    def by_need(self) -> dict[str, int]:
+        """Kept bytes by the strongest need of each storage."""
+        totals: Counter[str] = Counter()
+        for storage in self.storages:
+            if storage.counted:
+                totals[str(self.lead(storage).need)] += storage.bytes
+        return dict(totals.most_common())
+
+    def by_module(self) -> dict[str, int]:
+        """Kept bytes by class of the module whose need is strongest."""
+        totals: Counter[str] = Counter()
+        for storage in self.storages:
+            if storage.counted:
+                totals[self.lead(storage).module] += storage.bytes
+        return dict(totals.most_common())
+
+    def table(self, *, limit: int | None = 20) -> str:
+        """The storages sorted by bytes, then totals by need and by module type."""
+        return text.profile_table(self, limit=limit)
+
+    def explain(self, path: str) -> str:
+        """Plain sentences on what the module at `path` keeps, who else keeps it, and what could be kept instead."""
+        return text.explanation(self, path, INSTEAD)
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw what keeps memory and write it to `path`."""
+        return plots.profile_plot(self, Path(path))
+
+    def __str__(self) -> str:
+        return self.table()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
+        body = checked_body(cls, data)
+        try:
+            sites, storages = load_all(Site, body["sites"]), load_all(Storage, body["storages"])
+        except KeyError as error:
+            raise SpecError(f"Profile: the JSON lacks {error}") from error
+        return cls(sites=sites, storages=storages, meta=body.get("meta", {}))
+
+
+DEMAND = (
+    Need.NOTHING,
+    Need.WEIGHT,
+    Need.INDEX,
+    Need.MASK,
+    Need.DERIVATIVE,
+    Need.OPERAND,
+    Need.VALUES,
+    Need.EXACT,
+)
+"""Needs from the least to the most demanding."""

@@ -1,0 +1,107 @@
+"""Needs, sites and storages: the words in which slimgrad says what autograd keeps, and for whom."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slimgrad.spec.values import Value, checked_body, tuples
+
+OUTSIDE = "<outside>"
+"""The path of what is saved under `with run:` but outside the model, such as the loss."""
+
+
+class Need(str, enum.Enum):
+    """What a backward slot must deliver, which is usually far less than the tensor kept for it."""
+
+    NOTHING = "nothing"
+    """The value is never read; shape, strides and dtype are."""
+    MASK = "mask"
+    """One bit per element."""
+    INDEX = "index"
+    """Small integers, such as the position inside a pooling window."""
+    DERIVATIVE = "derivative"
+    """Only f'(x) of a pointwise f."""
+    OPERAND = "operand"
+    """Enters the gradient of a parameter only; the gradient that flows on stays exact."""
+    VALUES = "values"
+    """The values enter the gradient that flows on."""
+    WEIGHT = "weight"
+    """A parameter, a view of one, or its autocast copy."""
+    EXACT = "exact"
+    """Must not change; also the safe default for anything unknown."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Site(Value):
+    """One saved slot: which module call saved it, for which backward node, and what that node needs of it."""
+
+    path: str
+    """Module path, '' for the model itself."""
+    module: str
+    """Class name of that module."""
+    call: int
+    """Which call of that module within one forward."""
+    index: int
+    """Which of the tensors that this call saved itself."""
+    node: str
+    slot: str
+    need: Need
+    fn: str | None = None
+    """The pointwise function, for MASK and DERIVATIVE."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """The node's own constants (kernel size, bounds, alpha), as far as a codec wants them."""
+    producer: str | None = None
+    """The backward node of the op that made the tensor; None for leaves."""
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    """Bytes of the saved view; the storage behind it may be larger and shared."""
+    storage: int
+    """Index into Profile.storages."""
+    parameter: str | None = None
+    """The parameter behind it, for WEIGHT."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What identifies the site from step to step."""
+        return self.path, self.call, self.index
+
+    @property
+    def name(self) -> str:
+        call = f"#{self.call}" if self.call else ""
+        return f"{self.path or '(model)'}{call}:{self.node}.{self.slot}"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Site:
+        body = checked_body(cls, data)
+        body["need"] = Need(body["need"])
+        body["shape"] = tuple(body["shape"])
+        body["detail"] = {key: tuples(item) for key, item in body["detail"].items()}
+        return cls(**body)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Storage(Value):
+    """One block of memory, counted once however many slots keep it alive."""
+
+    bytes: int
+    kind: str
+    """'activation', 'weight copy' (an autocast copy), 'parameter', 'buffer' or 'input' (the last three are not autograd's)."""
+    savers: tuple[int, ...]
+    """Indices into Profile.sites."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether letting go of it would free memory: parameters, buffers and inputs live on anyway."""
+        return self.kind in ("activation", "weight copy")
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Storage:
+        body = checked_body(cls, data)
+        return cls(**{**body, "savers": tuple(body["savers"])})
