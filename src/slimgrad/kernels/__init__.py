@@ -1,0 +1,111 @@
+"""Pure functions tensor -> tensor, each a plain-torch reference and a Triton twin with the same bits.
+
+CUDA tensors go to Triton where it is installed, all others to the reference. Triton is imported when the first CUDA
+tensor arrives, never before. `force="torch"` or `force="triton"` picks a twin by hand, for tests and benchmarks.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slimgrad.errors import SpecError
+from slimgrad.kernels import reference
+from slimgrad.kernels.geometry import fits_window
+from slimgrad.kernels.predicate import Interval
+from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
+
+__all__ = [
+    "Backend",
+    "Interval",
+    "backend",
+    "fits_window",
+    "narrow_dtype",
+    "narrow_int",
+    "pack_bits",
+    "pack_window",
+    "unpack_bits",
+    "unpack_window",
+    "widen_int",
+]
+
+Backend = Literal["triton", "torch"]
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # looks for the files, imports nothing
+
+
+def backend(device: torch.device | str, force: Backend | None = None) -> Backend:
+    """Which twin serves tensors on `device`."""
+    on_gpu = torch.device(device).type == "cuda"
+    if force == "triton" and not (HAS_TRITON and (on_gpu or os.environ.get("TRITON_INTERPRET") == "1")):
+        raise SpecError(
+            f"Triton was asked for on {device}, which needs triton installed (found: {HAS_TRITON}) and a CUDA device, "
+            "or TRITON_INTERPRET=1 set before triton is imported"
+        )
+    if force is not None:
+        return force
+    return "triton" if on_gpu and HAS_TRITON else "torch"
+
+
+def pack_bits(x: Tensor, rule: Interval, *, force: Backend | None = None) -> Tensor:
+    """One bit per element of a flat contiguous tensor: element 8j+k is bit k of byte j; the last byte's tail is 0."""
+    if backend(x.device, force) == "torch":
+        return reference.pack_bits(x, rule)
+    from slimgrad.kernels import bits
+
+    return bits.pack_bits(x, rule)
+
+
+def unpack_bits(
+    packed: Tensor, n: int, on: float, off: float, dtype: torch.dtype, *, force: Backend | None = None
+) -> Tensor:
+    """The n bits of `pack_bits` as values `on` and `off` of `dtype`."""
+    if backend(packed.device, force) == "torch":
+        return reference.unpack_bits(packed, n, on, off, dtype)
+    from slimgrad.kernels import bits
+
+    return bits.unpack_bits(packed, n, on, off, dtype)
+
+
+def pack_window(
+    indices: Tensor,
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *,
+    force: Backend | None = None,
+) -> Tensor:
+    """Max-pool indices (int64, flat in the input plane) as positions inside their windows (uint8), row-major.
+
+    Contiguous and channels_last layouts are kept. `fits_window` says beforehand whether a geometry can be packed.
+    """
+    if backend(indices.device, force) == "torch":
+        return reference.pack_window(indices, input_size, kernel, stride, padding, dilation)
+    from slimgrad.kernels import pooling
+
+    return pooling.pack_window(indices, input_size, kernel, stride, padding, dilation)
+
+
+def unpack_window(
+    codes: Tensor,
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *,
+    force: Backend | None = None,
+) -> Tensor:
+    """The exact inverse of `pack_window`."""
+    if backend(codes.device, force) == "torch":
+        return reference.unpack_window(codes, input_size, kernel, stride, padding, dilation)
+    from slimgrad.kernels import pooling
+
+    return pooling.unpack_window(codes, input_size, kernel, stride, padding, dilation)

@@ -1,0 +1,45 @@
+"""slimgrad: train bigger models on the memory you have, by keeping less between forward and backward."""
+
+from slimgrad.codecs import Codec, Keep, Lossless, Packed
+from slimgrad.errors import (
+    BatchError,
+    DoubleBackwardError,
+    RuleError,
+    SavedTensorModifiedError,
+    SiteChangedError,
+    SlimgradError,
+    SlimgradWarning,
+    SpecError,
+    UnsupportedModelError,
+)
+from slimgrad.profiler import profile
+from slimgrad.runtime.rules import Rule
+from slimgrad.runtime.run import Run, apply
+from slimgrad.spec import Need, Profile, Report, Site, Storage
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchError",
+    "Codec",
+    "DoubleBackwardError",
+    "Keep",
+    "Lossless",
+    "Need",
+    "Packed",
+    "Profile",
+    "Report",
+    "Rule",
+    "RuleError",
+    "Run",
+    "SavedTensorModifiedError",
+    "Site",
+    "SiteChangedError",
+    "SlimgradError",
+    "SlimgradWarning",
+    "SpecError",
+    "Storage",
+    "UnsupportedModelError",
+    "apply",
+    "profile",
+]

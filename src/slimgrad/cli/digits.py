@@ -1,0 +1,167 @@
+"""The demo's data, network and training loop: small enough for a laptop, real enough to mean something."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import slimgrad as sg
+from slimgrad.errors import SlimgradError
+
+BATCH = 64
+SIDE = 32
+TEST_IMAGES = 360
+WARM_UP = 3
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images and labels, for training and for testing."""
+
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+    @property
+    def steps(self) -> int:
+        """Full batches in one epoch."""
+        return len(self.images) // BATCH
+
+    def batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch of full batches in an order that only the seed decides."""
+        order = torch.randperm(len(self.images), generator=torch.Generator().manual_seed(seed))
+        for chosen in order[: self.steps * BATCH].view(self.steps, BATCH):
+            yield self.images[chosen], self.labels[chosen]
+
+    def negatives(self) -> Data:
+        """The same digits, dark on light."""
+        return Data(1 - self.images, self.labels, 1 - self.test_images, self.test_labels)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one training gave."""
+
+    state: State
+    kept_bytes: int
+    """Bytes kept for backward at the end of the last step's forward."""
+    accuracy: float
+    step_ms: float
+    """Median time of a step."""
+
+
+def load_digits() -> Data:
+    """Scikit-learn's 1797 handwritten digits, enlarged so that activations weigh something."""
+    try:
+        datasets = importlib.import_module("sklearn.datasets")
+    except ModuleNotFoundError as error:
+        raise SlimgradError(
+            "the demo trains on scikit-learn's digits, and scikit-learn is not installed: pip install scikit-learn"
+        ) from error
+    bunch = datasets.load_digits()
+    images = torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16
+    images = F.interpolate(images, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
+    labels = torch.tensor(bunch.target, dtype=torch.long)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    test, train = order[:TEST_IMAGES], order[TEST_IMAGES:]
+    return Data(images[train], labels[train], images[test], labels[test])
+
+
+def block(inputs: int, outputs: int) -> nn.Sequential:
+    layers = {
+        "conv": nn.Conv2d(inputs, outputs, 3, padding=1),
+        "norm": nn.BatchNorm2d(outputs),
+        "act": nn.ReLU(),
+        "pool": nn.MaxPool2d(2),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+def network() -> nn.Sequential:
+    """Three blocks of convolution, batch norm, ReLU and max-pool, and a head: about 100,000 parameters."""
+    features = 96 * (SIDE // 8) ** 2
+    head = nn.Sequential(nn.Flatten(), nn.Dropout(0.25), nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, 10))
+    body = nn.Sequential(block(24, 48), nn.Dropout(0.1), block(48, 96))
+    return nn.Sequential(OrderedDict(stem=block(1, 24), body=body, head=head))
+
+
+def prepared(start: State | None, seed: int) -> nn.Sequential:
+    """A network to be trained whole, or, with a start, one to be adapted by its first convolution and its head."""
+    torch.manual_seed(seed)
+    model = network().train()
+    if start is not None:
+        model.load_state_dict(start)
+        model.requires_grad_(False).eval()
+        for part in (model.get_submodule("stem.conv"), model.get_submodule("head")):
+            part.requires_grad_(True).train()
+    return model
+
+
+def trained(
+    data: Data, *, start: State | None, what: Any, seed: int, epochs: int, tick: Callable[[], object]
+) -> Outcome:
+    """Train under `what`, or untouched if that is None; the seed alone decides weights, order and dropout."""
+    model = prepared(start, seed)
+    run = None if what is None else sg.apply(model, what)
+    seconds = fitted(model, data, seed=seed, epochs=epochs, tick=tick)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    if run is None:
+        kept = sg.profile(model, data.images[:BATCH]).kept_bytes
+    else:
+        kept = run.report().kept_after
+        run.remove()
+    model.load_state_dict(state)
+    return Outcome(state, kept, accuracy(model, data), 1000 * statistics.median(seconds[WARM_UP:] or seconds))
+
+
+def fitted(model: nn.Module, data: Data, *, seed: int, epochs: int, tick: Callable[[], object]) -> list[float]:
+    """Train in place, and give back the seconds of each step."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=2e-3)
+    seconds = []
+    for epoch in range(epochs):
+        for images, labels in data.batches(seed + epoch):
+            began = time.perf_counter()
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(time.perf_counter() - began)
+            tick()
+    return seconds
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The same sums on every machine, and step times that a busy machine distorts least."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Data) -> float:
+    """The share of test images told right."""
+    model.eval()
+    return float((model(data.test_images).argmax(1) == data.test_labels).float().mean())
+
+
+def same_state(one: State, other: State) -> bool:
+    """Whether two states agree bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,52 @@
+"""The command `slimgrad`. Nothing heavy is imported before a command needs it, so `--help` answers at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from slimgrad.cli.demo import demo
+from slimgrad.cli.info import info, version_of
+from slimgrad.cli.profile import profile
+from slimgrad.errors import SlimgradError
+
+
+class Commands(TyperGroup):
+    """Says our own errors in one line, with exit code 2 and no traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SlimgradError as error:
+            typer.echo(f"slimgrad: {error}", err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="slimgrad",
+    help="Shrink what PyTorch autograd keeps between forward and backward, and count the bytes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"slimgrad {version_of('slimgrad')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Say the version."),
+) -> None:
+    """Shrink what PyTorch autograd keeps between forward and backward, and count the bytes."""
+
+
+app.command()(demo)
+app.command()(profile)
+app.command()(info)

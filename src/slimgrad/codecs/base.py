@@ -1,0 +1,123 @@
+"""The contract of a codec: value <-> Packed, knowing what backward demands of the value and nothing of autograd."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from slimgrad.spec import Need, Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What backward asks of a saved tensor; the default asks for the tensor itself."""
+
+    need: Need = Need.EXACT
+    fn: str | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    parameter: Tensor | None = None
+    """The parameter whose copy this is, for WEIGHT."""
+
+
+ITSELF = Demand()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, strides, dtype and device: all that is left of a tensor whose values are not kept."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """The tensor's layout; where memory is shared or skipped, the dense layout nearest to it."""
+        stride = tensor.stride()
+        if not is_dense(tensor):
+            stride = torch.empty_like(tensor, device="meta").stride()
+        return cls(tensor.shape, stride, tensor.dtype, tensor.device)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The elements in the order of this layout's memory, without a copy where the tensor has this layout."""
+        if tensor.stride() != self.stride:
+            tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device).copy_(tensor)
+        return tensor.as_strided((tensor.numel(),), (1,))
+
+    def restore(self, flat: Tensor) -> Tensor:
+        """The inverse of `flat`."""
+        return flat.as_strided(self.shape, self.stride)
+
+    def empty(self) -> Tensor:
+        """A tensor of this layout with no defined values; no kernel runs."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one block of memory without gaps or overlaps, in any order of dimensions."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """What is kept instead of a tensor."""
+
+    layout: Layout
+    demand: Demand
+    payload: tuple[Tensor, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Small plain values the codec needs to unpack."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes really held: the payload's storages, each counted once."""
+        storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in self.payload}
+        return sum(storages.values())
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Codec(Value, ABC):
+    """One way to keep less. Frozen, validated on construction, written to JSON, usable by itself."""
+
+    lossy: ClassVar[bool] = True
+    """Whether unpack may give backward other values than stock autograd would."""
+
+    @abstractmethod
+    def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
+        """Whether this codec can deliver what is demanded of a tensor of this dtype."""
+
+    @abstractmethod
+    def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
+        """Keep less of `tensor`; never aliases it, so that later in-place changes do no harm."""
+
+    @abstractmethod
+    def unpack(self, packed: Packed) -> Tensor:
+        """A tensor of the packed one's shape, strides, dtype and device that delivers what was demanded."""
+
+    @abstractmethod
+    def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
+        """Bytes that `pack` will hold, by arithmetic."""
+
+    def needs_served(self) -> tuple[Need, ...]:
+        """The needs this codec is for, for messages and documentation."""
+        return tuple(need for need in Need if self.serves(Demand(need=need), torch.float32))
+
+
+def full_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize

@@ -1,0 +1,187 @@
+"""Lossless: keep exactly what backward reads, and nothing more. Gradients stay equal bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from slimgrad import kernels
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed, full_bytes
+from slimgrad.codecs.masks import Bit, bit_of
+from slimgrad.errors import SavedTensorModifiedError, SpecError
+from slimgrad.spec import Need
+
+WINDOW_MAX = 256
+"""Positions in a pooling window that one byte can name."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Lossless(Codec):
+    """Serves NOTHING by a shape, MASK by one bit, INDEX by one byte, WEIGHT by a reference to the parameter."""
+
+    lossy: ClassVar[bool] = False
+
+    def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
+        handler = HANDLERS.get(demand.need)
+        return handler is not None and handler.serves(demand, dtype)
+
+    def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
+        handler = HANDLERS.get(demand.need, ITSELF_HANDLER)
+        if not handler.serves(demand, tensor.dtype):
+            raise SpecError(f"Lossless cannot serve {demand.need} of {demand.fn or 'this tensor'} in {tensor.dtype}")
+        return handler.pack(tensor, demand)
+
+    def unpack(self, packed: Packed) -> Tensor:
+        return HANDLERS.get(packed.demand.need, ITSELF_HANDLER).unpack(packed)
+
+    def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
+        return HANDLERS.get(demand.need, ITSELF_HANDLER).promised(shape, dtype, demand)
+
+    def needs_served(self) -> tuple[Need, ...]:
+        return tuple(HANDLERS)
+
+
+@dataclass(frozen=True)
+class Handler:
+    """How one need is served."""
+
+    serves: Callable[[Demand, torch.dtype], bool]
+    pack: Callable[[Tensor, Demand], Packed]
+    unpack: Callable[[Packed], Tensor]
+    promised: Callable[[Sequence[int], torch.dtype, Demand], int]
+
+
+# --- NOTHING: the shape alone ---------------------------------------------------------------------------------------
+
+
+def _pack_shape(tensor: Tensor, demand: Demand) -> Packed:
+    return Packed(Layout.of(tensor), demand)
+
+
+def _unpack_shape(packed: Packed) -> Tensor:
+    return packed.layout.empty()
+
+
+# --- MASK: one bit per element --------------------------------------------------------------------------------------
+
+
+def _bit(demand: Demand, dtype: torch.dtype) -> Bit | None:
+    return bit_of(demand.fn, demand.detail, dtype)
+
+
+def _pack_mask(tensor: Tensor, demand: Demand) -> Packed:
+    bit = _bit(demand, tensor.dtype)
+    assert bit is not None  # `serves` was asked first
+    layout = Layout.of(tensor)
+    on = (
+        float(tensor.amax()) if demand.fn == "dropout" and tensor.numel() else bit.on
+    )  # CPU only: no device to wait for
+    bits = kernels.pack_bits(layout.flat(tensor), bit.rule)
+    return Packed(layout, demand, (bits,), {"on": on, "off": bit.off})
+
+
+def _unpack_mask(packed: Packed) -> Tensor:
+    layout, extra = packed.layout, packed.extra
+    count = math.prod(layout.shape)
+    return layout.restore(kernels.unpack_bits(packed.payload[0], count, extra["on"], extra["off"], layout.dtype))
+
+
+def _mask_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int:
+    return -(-math.prod(shape) // 8)
+
+
+# --- INDEX: a position inside the window, or inside the plane -------------------------------------------------------
+
+
+def _window(detail: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: detail[key] for key in ("input_size", "kernel_size", "stride", "padding", "dilation")}
+
+
+def _serves_index(demand: Demand, dtype: torch.dtype) -> bool:
+    if dtype != torch.int64 or demand.fn not in ("window", "plane"):
+        return False
+    return demand.fn == "plane" or math.prod(demand.detail["kernel_size"]) <= WINDOW_MAX
+
+
+def _pack_index(tensor: Tensor, demand: Demand) -> Packed:
+    layout, detail = Layout.of(tensor), demand.detail
+    if demand.fn == "window":
+        codes = kernels.pack_window(tensor, *_window(detail).values())
+    else:
+        codes = kernels.narrow_int(layout.flat(tensor), math.prod(detail["input_size"]))
+    return Packed(layout, demand, (codes,))
+
+
+def _unpack_index(packed: Packed) -> Tensor:
+    layout, codes, detail = packed.layout, packed.payload[0], packed.demand.detail
+    if packed.demand.fn == "plane":
+        return layout.restore(kernels.widen_int(codes))
+    indices = kernels.unpack_window(codes, *_window(detail).values())
+    return indices if indices.stride() == layout.stride else layout.empty().copy_(indices)
+
+
+def _index_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int:
+    if demand.fn == "window":
+        return math.prod(shape)
+    size = kernels.narrow_dtype(math.prod(demand.detail["input_size"])).itemsize
+    return math.prod(shape) * size
+
+
+# --- WEIGHT: the parameter, cast again in backward ------------------------------------------------------------------
+
+
+def _serves_weight(demand: Demand, dtype: torch.dtype) -> bool:
+    return demand.parameter is not None and dtype.is_floating_point
+
+
+def _pack_weight(tensor: Tensor, demand: Demand) -> Packed:
+    assert demand.parameter is not None
+    extra = {"version": demand.parameter._version, "offset": tensor.storage_offset()}
+    return Packed(Layout.of(tensor), demand, (), extra)
+
+
+def _unpack_weight(packed: Packed) -> Tensor:
+    parameter, layout, extra = packed.demand.parameter, packed.layout, packed.extra
+    assert parameter is not None
+    if parameter._version != extra["version"]:
+        raise SavedTensorModifiedError(
+            f"a parameter of shape {tuple(parameter.shape)} was changed in place between forward and backward "
+            f"(version {extra['version']} then, {parameter._version} now), so its {layout.dtype} copy cannot be made "
+            "again. Call backward before optimizer.step(), or exempt the module with Rule(path, Keep())."
+        )
+    return parameter.detach().to(layout.dtype).as_strided(layout.shape, layout.stride, extra["offset"])
+
+
+# --- anything, by itself --------------------------------------------------------------------------------------------
+
+
+def _pack_itself(tensor: Tensor, demand: Demand) -> Packed:
+    if tensor.dtype == torch.bool:
+        return _pack_mask(tensor, Demand(need=Need.MASK, fn="bool"))
+    layout = Layout.of(tensor)
+    return Packed(layout, demand, (layout.flat(tensor).clone(),))
+
+
+def _itself_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int:
+    return _mask_bytes(shape, dtype, demand) if dtype == torch.bool else full_bytes(shape, dtype)
+
+
+ITSELF_HANDLER = Handler(
+    serves=lambda demand, dtype: True,
+    pack=_pack_itself,
+    unpack=lambda packed: packed.layout.restore(packed.payload[0]),
+    promised=_itself_bytes,
+)
+"""`Lossless().pack(x)` outside a gate: bit masks shrink, everything else is copied."""
+
+HANDLERS: dict[Need, Handler] = {
+    Need.NOTHING: Handler(lambda demand, dtype: True, _pack_shape, _unpack_shape, lambda shape, dtype, demand: 0),
+    Need.MASK: Handler(lambda demand, dtype: _bit(demand, dtype) is not None, _pack_mask, _unpack_mask, _mask_bytes),
+    Need.INDEX: Handler(_serves_index, _pack_index, _unpack_index, _index_bytes),
+    Need.WEIGHT: Handler(_serves_weight, _pack_weight, _unpack_weight, lambda shape, dtype, demand: 0),
+}

@@ -1,0 +1,127 @@
+"""One bit per element in Triton: the twins of reference.pack_bits and reference.unpack_bits.
+
+A program treats BLOCK consecutive elements as a tile of [BLOCK / 8, 8], a row per byte. Only the last program may be
+ragged, so only it has masks: a mask against an n that is not a multiple of 16 would break up the vector loads of all.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slimgrad.kernels import reference
+from slimgrad.kernels.launch import device_of
+from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
+
+PACK_BLOCK = 4096
+"""Elements per program; a power of two."""
+PACK_WARPS = 4
+UNPACK_BLOCK = 4096
+UNPACK_WARPS = 4
+
+COMPARED = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.bool)
+"""What float32 holds exactly, so that comparing there is comparing in x's own precision. Others: the reference."""
+
+PATTERNS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Unpacking writes bit patterns, not numbers: torch rounds `on` and `off`, and one kernel serves every dtype."""
+
+
+def pack_bits(x: Tensor, rule: Interval) -> Tensor:
+    if x.dtype not in COMPARED:
+        return reference.pack_bits(x, rule)
+    check_flat(x)
+    x, n = x.detach(), x.numel()
+    x = x.view(torch.uint8) if x.dtype == torch.bool else x
+    out = torch.empty(byte_count(n), dtype=torch.uint8, device=x.device)
+    if n:
+        grid, says = (triton.cdiv(n, PACK_BLOCK),), (rule.lo, rule.hi, rule.closed, rule.outside, rule.nan)
+        with device_of(x):
+            _pack_kernel[grid](x, out, n, *says, PACK_BLOCK, num_warps=PACK_WARPS)
+    return out
+
+
+def unpack_bits(bits: Tensor, n: int, on: float, off: float, dtype: torch.dtype) -> Tensor:
+    check_bits(bits, n)
+    out = torch.empty(n, dtype=dtype, device=bits.device)
+    if n:
+        pattern = PATTERNS[dtype.itemsize]
+        on_bits, off_bits = torch.tensor([on, off], dtype=dtype, device="cpu").view(pattern).tolist()
+        grid = (triton.cdiv(n, UNPACK_BLOCK),)
+        with device_of(bits):
+            _unpack_kernel[grid](bits, out.view(pattern), n, on_bits, off_bits, UNPACK_BLOCK, num_warps=UNPACK_WARPS)
+    return out
+
+
+@triton.jit
+def _float32(x):
+    """`x` in float32, exactly. By hand for bf16, whose subnormals the interpreter's own conversion loses."""
+    if x.dtype == tl.bfloat16:
+        x = (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def _bit(x, lo, hi, CLOSED: tl.constexpr, OUTSIDE: tl.constexpr, NAN: tl.constexpr):
+    """The predicate as 0 or 1 (int32)."""
+    x = _float32(x)
+    inside = ((x >= lo) & (x <= hi)) if CLOSED else ((x > lo) & (x < hi))
+    bit = tl.where(inside, 0, 1) if OUTSIDE else tl.where(inside, 1, 0)
+    if NAN != OUTSIDE:  # a NaN is never inside, so its bit so far is OUTSIDE
+        bit = tl.where(x == x, bit, 1 - bit)
+    return bit
+
+
+@triton.jit(do_not_specialize=["n"])
+def _pack_kernel(
+    x_ptr,
+    out_ptr,
+    n,
+    lo,
+    hi,
+    CLOSED: tl.constexpr,
+    OUTSIDE: tl.constexpr,
+    NAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    row = tl.arange(0, BLOCK // 8)
+    lane = tl.arange(0, 8)[None, :]
+    cell = row[:, None] * 8 + lane
+    x_ptr += first
+    out_ptr += first // 8
+    left = n - first
+    if left >= BLOCK:
+        bit = _bit(tl.load(x_ptr + cell), lo, hi, CLOSED, OUTSIDE, NAN)
+        tl.store(out_ptr + row, tl.sum(bit << lane, 1).to(tl.uint8))
+    else:
+        exists = cell < left
+        bit = _bit(tl.load(x_ptr + cell, mask=exists, other=0), lo, hi, CLOSED, OUTSIDE, NAN)
+        bit = tl.where(exists, bit, 0)
+        tl.store(out_ptr + row, tl.sum(bit << lane, 1).to(tl.uint8), mask=row * 8 < left)
+
+
+@triton.jit
+def _values(byte, lane, on, off):
+    """The eight values of each byte; the byte is loaded once and broadcast, not loaded once per element."""
+    return tl.where(((byte.to(tl.int32)[:, None] >> lane) & 1) != 0, on, off)
+
+
+@triton.jit(do_not_specialize=["n", "on", "off"])
+def _unpack_kernel(bits_ptr, out_ptr, n, on, off, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    row = tl.arange(0, BLOCK // 8)
+    lane = tl.arange(0, 8)[None, :]
+    cell = row[:, None] * 8 + lane
+    bits_ptr += first // 8
+    out_ptr += first
+    on = on.to(out_ptr.dtype.element_ty)
+    off = off.to(out_ptr.dtype.element_ty)
+    left = n - first
+    if left >= BLOCK:
+        tl.store(out_ptr + cell, _values(tl.load(bits_ptr + row), lane, on, off))
+    else:
+        byte = tl.load(bits_ptr + row, mask=row * 8 < left, other=0)
+        tl.store(out_ptr + cell, _values(byte, lane, on, off), mask=cell < left)

@@ -1,0 +1,109 @@
+"""The geometry of a max-pool, and how its index tensor lies in memory: shared by both twins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slimgrad.errors import SpecError
+
+MAX_WINDOW = 256
+"""Positions inside a window that one byte can tell apart."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A max-pool over the last `rank` dimensions; all tuples have `rank` entries."""
+
+    input_size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.input_size)
+
+    @property
+    def fits(self) -> bool:
+        """Well formed, one byte per index is enough, and no window lies wholly in the padding.
+
+        Torch bounds the padding by half the window, so only a dilation that steps over a whole input can make an
+        empty window. Torch then returns an index outside the plane, for which there is no position to speak of.
+        """
+        fields = (self.input_size, self.kernel, self.stride, self.padding, self.dilation)
+        if self.rank not in (1, 2, 3) or any(len(field) != self.rank for field in fields):
+            return False
+        steps = zip(self.input_size, self.padding, self.dilation, strict=True)
+        return math.prod(self.kernel) <= MAX_WINDOW and all(d == 1 or p == 0 or d <= i for i, p, d in steps)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a dense index tensor lies in memory: [planes..., *out, inner], inner > 1 for channels_last."""
+
+    out: tuple[int, ...]
+    inner: int
+
+    def slabs(self, t: Tensor) -> Tensor:
+        """`t` in memory order, as [planes, *out, inner]; a view."""
+        moved = t if self.inner == 1 else t.movedim(-len(self.out) - 1, -1)
+        outer = t.numel() // max(1, math.prod(self.out) * self.inner)
+        return moved.view(outer, *self.out, self.inner)
+
+
+def layout_of(t: Tensor, rank: int) -> Layout | None:
+    """The layout of `t`, or None if it is neither contiguous nor channels_last."""
+    if t.dim() < rank:
+        raise SpecError(f"expected at least {rank} dimensions of windows, found shape {tuple(t.shape)}")
+    out = tuple(t.shape[t.dim() - rank :])
+    if t.is_contiguous():
+        return Layout(out, 1)
+    if t.dim() > rank and t.movedim(-rank - 1, -1).is_contiguous():
+        return Layout(out, t.shape[-rank - 1])
+    return None
+
+
+def dense(t: Tensor, rank: int, dtype: torch.dtype) -> tuple[Tensor, Layout]:
+    """`t`, checked and copied only if its memory has gaps or an unknown order, and its layout."""
+    if t.dtype != dtype:
+        raise SpecError(f"expected {dtype}, found {t.dtype}")
+    t = t.detach()
+    layout = layout_of(t, rank)
+    if layout is None:
+        t = t.contiguous()
+        layout = Layout(tuple(t.shape[t.dim() - rank :]), 1)
+    return t, layout
+
+
+def fits_window(
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> bool:
+    """Whether `pack_window` can serve this max-pool; `narrow_int` serves the others."""
+    return Windows(tuple(input_size), tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)).fits
+
+
+def windows(
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Windows:
+    """The geometry, checked."""
+    pool = Windows(tuple(input_size), tuple(kernel), tuple(stride), tuple(padding), tuple(dilation))
+    if not pool.fits:
+        raise SpecError(
+            f"{pool} cannot be packed: expected 1, 2 or 3 entries in each field, at most {MAX_WINDOW} positions in a "
+            "window (one byte), and no dilation larger than a padded input; use narrow_int instead"
+        )
+    return pool

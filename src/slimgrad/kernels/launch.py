@@ -1,0 +1,14 @@
+"""What every Triton twin's host side needs."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+
+def device_of(t: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the tensor's."""
+    return torch.cuda.device(t.device) if t.is_cuda else contextlib.nullcontext()

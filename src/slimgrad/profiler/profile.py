@@ -1,0 +1,93 @@
+"""profile: run one forward and loss, and say who keeps every byte alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from slimgrad.errors import UnsupportedModelError
+from slimgrad.runtime.batches import Arguments, call, split
+from slimgrad.runtime.fake import faked
+from slimgrad.runtime.frame import WatchFrame
+from slimgrad.runtime.graph import tensors_in
+from slimgrad.runtime.learn import Owners, lesson, owners_of
+from slimgrad.runtime.run import check_model
+from slimgrad.runtime.watch import watched
+from slimgrad.spec import OUTSIDE, Profile
+
+
+def profile(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[..., Any] | None = None,
+    *,
+    fake: bool = False,
+    device: torch.device | str | None = None,
+) -> Profile:
+    """What autograd keeps between forward and backward of one step.
+
+    `batch` is a dict (given as keywords), a tuple (given as positions) or one tensor. With a `loss_fn` of two arguments
+    a pair is `(inputs, target)`; without one, the output's own `.loss` is used if it has one. Call it under the same
+    autocast as training, with the model in the mode (train or eval) it will train in.
+
+    `fake=True` allocates and computes nothing, for models that do not fit; `device` then says where to pretend to be.
+    Buffers, gradients and random state are left as they were.
+    """
+    check_model(model, meta_allowed=fake)
+    if device is not None and not fake:
+        raise UnsupportedModelError("device= is for fake=True; otherwise move the model and the batch there")
+    arguments, to_loss = split(batch, loss_fn)
+    with torch.enable_grad():
+        if fake:
+            with faked(model, arguments, device) as pretend:
+                owners = owners_of(model, (pretend.arguments, pretend.like(batch)), pretend)
+                like_loss = split(pretend.like(batch), loss_fn)[1]
+                return _watch(model, pretend.call, pretend.arguments, like_loss, owners, {"fake": True})
+        with undisturbed(model):
+            return _watch(model, model, arguments, to_loss, owners_of(model, (arguments, batch)), {"fake": False})
+
+
+def _watch(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    arguments: Arguments,
+    to_loss: Callable[[Any], Any],
+    owners: Owners,
+    meta: dict[str, Any],
+) -> Profile:
+    frame = WatchFrame({})
+    allocated = _allocated()
+    frame.enter(OUTSIDE)
+    with watched(model, frame):
+        output = call(forward, arguments)
+        loss = to_loss(output)
+    roots = [tensor.grad_fn for tensor in (*tensors_in(output), *tensors_in(loss))]
+    del output
+    if allocated is not None and not meta["fake"]:
+        meta["allocated_bytes"] = torch.cuda.memory_allocated() - allocated
+    devices = sorted({str(record.device) for record in frame.records})
+    meta |= {"model": type(model).__name__, "device": ", ".join(devices), "torch": torch.__version__}
+    meta["mode"] = "train" if model.training else "eval"
+    return lesson(frame, roots, owners, dict(model.named_modules()), meta).profile
+
+
+def _allocated() -> int | None:
+    return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else None
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put buffers (running statistics) and random state back afterwards."""
+    saved: list[tuple[Tensor, Tensor]] = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in saved:
+                buffer.copy_(before)

@@ -1,0 +1,279 @@
+"""One forward of one model in one thread: where we are in it, and what is saved there.
+
+NOTE [Two kinds of frame]
+A WatchFrame sees every tensor that is saved, under hooks on every module: it is how roles are learnt and bytes are
+counted. It runs in the first forward, and once more whenever the model meets new shapes, to count them. A WorkFrame
+runs in all other forwards; its hooks are active only inside modules that have something to pack, so that everything
+else costs what stock autograd costs.
+
+NOTE [Whose hooks are on top]
+Only the innermost pair of saved-tensor hooks applies. Where somebody else's pair is on top (torch.utils.checkpoint,
+save_on_cpu), entering ours would switch theirs off silently; a frame then stands aside until that region is left.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from slimgrad.codecs import Packed
+from slimgrad.runtime import needs
+from slimgrad.runtime.tickets import Held, Kept, Order, Reader, Sealed, Ticket, producer_name, unpack
+from slimgrad.spec import Need
+
+top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+
+ROOT = ""
+"""The model's own path."""
+
+WITHOUT_PAYLOAD = (Need.NOTHING, Need.WEIGHT)
+"""Needs for which nothing is stored, so that nothing can be shared."""
+
+Calls = Mapping[tuple[str, int], tuple[Order | None, ...]]
+"""The orders of each module call, one entry per tensor that the call saves itself."""
+
+
+class Scope:
+    """One call of one module: counts the tensors that this call saves itself, not those of its children."""
+
+    __slots__ = ("call", "index", "orders", "path", "shapes")
+
+    def __init__(self, path: str, call: int, orders: tuple[Order | None, ...]) -> None:
+        self.path = path
+        self.call = call
+        self.orders = orders
+        self.index = 0
+        self.shapes: list[torch.Size] = []
+
+
+class _Aside:
+    """Stands on the stack for a module call in which this frame does nothing."""
+
+
+ASIDE = _Aside()
+
+
+class Frame:
+    """The stack of module calls, and our hooks switched on and off with it."""
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.stack: list[tuple[str, Scope | _Aside | None]] = []
+        self.scope: Scope | None = None
+        self.counts: dict[str, int] = {}
+        self.surprises: list[str] = []
+        self._shared: dict[Any, tuple[StorageWeakRef, weakref.ref[Packed]]] = {}
+        self._pack = self.pack  # one object, so that torch's stack can be compared by identity
+        self._hooks = saved_tensors_hooks(self._pack, unpack)
+        self._on = False
+        top = top_hooks(True)
+        self._below = None if top is None else top[0]  # None, or that of `with run:` around the model
+
+    # --- where we are ---
+
+    def active(self, path: str) -> bool | None:
+        """Whether tensors saved by this module itself are ours to see; None where nothing changes at its border."""
+        raise NotImplementedError
+
+    def enter(self, path: str) -> None:
+        active = self.active(path)
+        if active is None or self.foreign():
+            self.stack.append((path, ASIDE))
+            return
+        call = self.counts.get(path, 0)
+        self.counts[path] = call + 1
+        self.scope = Scope(path, call, self.calls.get((path, call), ())) if active else None
+        self.stack.append((path, self.scope))
+        self._switch(active)
+
+    def leave(self, path: str) -> None:
+        """Leave the innermost call of `path`, and with it any call inside whose own leaving was missed."""
+        if all(entered != path for entered, _ in self.stack):
+            return
+        while self.stack:
+            entered, scope = self.stack.pop()
+            if isinstance(scope, Scope):
+                self.check_left(scope)
+            if entered == path:
+                break
+        self.scope = next((scope for _, scope in reversed(self.stack) if not isinstance(scope, _Aside)), None)
+        if scope is not ASIDE:
+            self._switch(self.scope is not None)
+
+    def close(self) -> None:
+        """Switch our hooks off, whatever happened inside."""
+        self.stack.clear()
+        self.scope = None
+        self._switch(False)
+        self._shared.clear()
+
+    def foreign(self) -> bool:
+        """Whether hooks that are not this frame's are innermost now."""
+        top = top_hooks(True)
+        return (None if top is None else top[0]) is not (self._pack if self._on else self._below)
+
+    def check_left(self, scope: Scope) -> None:
+        if scope.index < len(scope.orders):
+            self.surprises.append(f"{scope.path or 'the model'} saved {scope.index} tensors, not {len(scope.orders)}")
+
+    def _switch(self, on: bool) -> None:
+        if on is self._on:
+            return
+        if on:
+            self._hooks.__enter__()
+        else:
+            top = top_hooks(True)
+            if top is not None and top[0] is self._pack:
+                self._hooks.__exit__()
+        self._on = on
+
+    # --- what is saved there ---
+
+    def pack(self, tensor: Tensor) -> Ticket:
+        """The pack hook."""
+        raise NotImplementedError
+
+    def ticket(self, tensor: Tensor) -> Kept | Sealed:
+        """The ticket that the orders of the current call ask for."""
+        scope = self.scope
+        if scope is None:
+            return Kept(tensor)
+        index = scope.index
+        scope.index = index + 1
+        scope.shapes.append(tensor.shape)
+        order = scope.orders[index] if index < len(scope.orders) else None
+        if order is None:
+            return Kept(tensor)
+        if not order.matches(tensor):
+            self.surprises.append(
+                f"{order.site.name}: expected {order.site.dtype} of rank {len(order.site.shape)} made by "
+                f"{order.site.producer}, found {tensor.dtype} of rank {tensor.dim()} made by {producer_name(tensor)}"
+            )
+            return Kept(tensor)
+        return self.seal(tensor, order, scope.shapes)
+
+    def seal(self, tensor: Tensor, order: Order, shapes: list[torch.Size]) -> Sealed:
+        """Pack the tensor as ordered; a storage already packed the same way in this forward is packed once."""
+        demand = order.demand_for(shapes)
+        if demand.need in WITHOUT_PAYLOAD:
+            return Sealed(order, order.codec.pack(tensor, demand))
+        storage = tensor.untyped_storage()
+        key = (
+            storage._cdata, tensor._version, tensor.storage_offset(), tensor.shape, tensor.stride(),
+            order.codec, demand.need, demand.fn, id(demand.parameter),
+        )  # fmt: skip
+        known = self._shared.get(key)
+        if known is not None and not known[0].expired():
+            packed = known[1]()
+            if packed is not None:
+                return Sealed(order, packed)
+        packed = order.codec.pack(tensor, demand)
+        # The weak reference keeps the storage's identity from being reused, not its memory.
+        self._shared[key] = (StorageWeakRef(storage), weakref.ref(packed))
+        return Sealed(order, packed)
+
+
+class WorkFrame(Frame):
+    """Packs what is ordered, where it is ordered, and leaves the rest to autograd."""
+
+    def __init__(self, calls: Calls, borders: Mapping[str, bool]) -> None:
+        super().__init__(calls)
+        self.borders = borders
+
+    def active(self, path: str) -> bool | None:
+        return self.borders.get(path)
+
+    def pack(self, tensor: Tensor) -> Ticket:
+        return self.ticket(tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One tensor that was saved while watching."""
+
+    held: weakref.ref[Held]
+    path: str
+    call: int
+    index: int
+    sequence: int
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    producer: str | None
+    leaf: Any
+    """The leaf tensor behind views and casts, if any."""
+    storage: StorageWeakRef
+    storage_bytes: int
+    shapes: list[torch.Size]
+    """Shapes of the tensors saved by the same call, as they come."""
+
+    @property
+    def storage_id(self) -> int:
+        return int(self.storage.cdata)
+
+
+class WatchFrame(Frame):
+    """Sees everything; packs what is ordered already, so that a watched forward need not be a large one."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__(calls)
+        self.first = sequence_number()
+        self.reader = Reader()
+        self.records: list[Record] = []
+        self.callers: dict[str, set[str | None]] = {}
+
+    def active(self, path: str) -> bool | None:
+        return True
+
+    def enter(self, path: str) -> None:
+        caller = None if self.scope is None else self.scope.path
+        super().enter(path)
+        if self.stack[-1][1] is not ASIDE:
+            self.callers.setdefault(path, set()).add(caller)
+
+    def pack(self, tensor: Tensor) -> Ticket:
+        scope = self.scope
+        assert scope is not None  # hooks are on only inside a scope
+        index = scope.index
+        ticket = self.ticket(tensor)
+        storage = storage_of(tensor)
+        if storage is None:
+            return ticket
+        held = Held(ticket, self.reader)
+        self.records.append(
+            Record(
+                held=weakref.ref(held),
+                path=scope.path,
+                call=scope.call,
+                index=index,
+                sequence=sequence_number() - 1,
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                device=tensor.device,
+                producer=producer_name(tensor),
+                leaf=tensor if tensor.is_leaf and tensor.requires_grad else needs.leaf_behind(tensor.grad_fn),
+                storage=StorageWeakRef(storage),
+                storage_bytes=storage.nbytes(),
+                shapes=scope.shapes,
+            )
+        )
+        return held
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The tensor's storage; None for sparse, nested and other kinds that have none of their own."""
+    if tensor.layout is not torch.strided:
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
+

@@ -1,0 +1,299 @@
+"""The gate: sole owner of saved-tensor hooks for one model, attached to it by module hooks and removed without trace."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from slimgrad.errors import SlimgradWarning
+from slimgrad.runtime.batches import Arguments, call
+from slimgrad.runtime.fake import faked
+from slimgrad.runtime.frame import ROOT, Frame, WatchFrame, WorkFrame, top_hooks
+from slimgrad.runtime.graph import tensors_in
+from slimgrad.runtime.learn import Owners, Structure, lesson, owners_of, seal_held, structure
+from slimgrad.runtime.ledger import Audit
+from slimgrad.runtime.outside import Outside
+from slimgrad.runtime.rules import Rule
+from slimgrad.runtime.watch import watched
+
+_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled
+
+MAX_AUDITS = 64
+"""Shapes that are counted before the ledger stops following new ones: each costs one watched forward."""
+
+MAX_LESSONS = 8
+"""How often a structure that surprises is learnt anew before it is left alone."""
+
+
+class Opening:
+    """One forward of the model, from its pre-hook to its post-hook; `frame` is None where the gate stands aside."""
+
+    __slots__ = ("allocated", "audit_key", "caller", "frame", "key", "nested", "owners")
+
+    def __init__(self, caller: FrameType, frame: Frame | None = None, *, nested: bool = False) -> None:
+        self.caller = caller
+        """The model's call in Python: if it is not on the stack any more, an interrupt skipped the post-hook."""
+        self.frame = frame
+        self.nested = nested
+        """Whether the model called itself and the frame is the outer call's."""
+        self.key: Any = None
+        self.audit_key: Any = None
+        self.owners: Owners | None = None
+        self.allocated: int | None = None
+
+
+class Gate:
+    """Watches, learns, packs. One per applied model."""
+
+    def __init__(self, model: nn.Module, rules: Sequence[Rule]) -> None:
+        self.model = model
+        self.rules = tuple(rules)
+        self.modules = dict(model.named_modules())
+        self.structures: dict[Any, Structure] = {}
+        self.lessons: dict[Any, int] = {}
+        self.audits: dict[Any, Audit] = {}
+        self.last: Audit | None = None
+        self.notes: dict[str, None] = {}
+        self.outside = Outside(model, rules)
+        self._parameters = tuple(model.parameters())
+        self._threads = threading.local()
+        self._lock = threading.RLock()
+        self._handles: dict[str, tuple[RemovableHandle, ...]] = {}
+        self._root_handles: tuple[RemovableHandle, ...] = ()
+
+    # --- attaching ---
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._root_handles)
+
+    def attach(self) -> None:
+        before = self.model.register_forward_pre_hook(Border(self, ROOT, "open"), with_kwargs=True, prepend=True)
+        after = self.model.register_forward_hook(Border(self, ROOT, "shut"), always_call=True)
+        self._root_handles = (before, after)
+
+    def detach(self) -> None:
+        with self._lock:
+            for handle in (*self._root_handles, *(h for pair in self._handles.values() for h in pair)):
+                handle.remove()
+            self._root_handles = ()
+            self._handles.clear()
+
+    def _hook_borders(self, paths: Iterable[str]) -> None:
+        """Have module hooks exactly at these paths."""
+        wanted = set(paths) - {ROOT}
+        with self._lock:
+            for path in self._handles.keys() - wanted:
+                for handle in self._handles.pop(path):
+                    handle.remove()
+            for path in wanted - self._handles.keys():
+                module = self.modules[path]
+                self._handles[path] = (
+                    module.register_forward_pre_hook(Border(self, path, "enter"), prepend=True),
+                    module.register_forward_hook(Border(self, path, "leave"), always_call=True),
+                )
+
+    # --- one forward ---
+
+    @property
+    def openings(self) -> list[Opening]:
+        """The model's forwards under way in this thread; more than one only if the model calls itself."""
+        try:
+            return self._threads.openings  # type: ignore[no-any-return]
+        except AttributeError:
+            self._threads.openings = []
+            return self._threads.openings  # type: ignore[no-any-return]
+
+    def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model's forward begins."""
+        caller = sys._getframe(2)
+        openings = self.openings
+        self._drop_interrupted(openings, caller)
+        if openings and openings[-1].frame is not None:
+            openings.append(Opening(caller, openings[-1].frame, nested=True))
+            openings[-1].frame.enter(ROOT)  # type: ignore[union-attr]
+            return
+        opening = Opening(caller)
+        openings.append(opening)
+        if self._stands_aside():
+            return
+        self.outside.step()
+        key, audit_key = self._signature(args, kwargs)
+        known = self.structures.get(key)
+        opening.key, opening.audit_key = key, audit_key
+        if known is None or (audit_key not in self.audits and len(self.audits) < MAX_AUDITS):
+            opening.frame = self._watch(opening, known, args, kwargs)
+        else:
+            opening.frame = WorkFrame(known.calls, known.borders)
+            self.last = self.audits.get(audit_key, self.last)
+            self._hook_borders(known.borders)
+        opening.frame.enter(ROOT)
+
+    def _watch(self, opening: Opening, known: Structure | None, args: Any, kwargs: Any) -> WatchFrame:
+        self.modules = dict(self.model.named_modules())
+        self._parameters = tuple(self.model.parameters())
+        self._hook_borders(self.modules)
+        opening.owners = owners_of(self.model, (args, kwargs))
+        if torch.cuda.is_initialized():
+            opening.allocated = torch.cuda.memory_allocated()
+        return WatchFrame({} if known is None else known.calls)
+
+    def shut(self, output: Any) -> None:
+        """The model's forward ends, well or by an exception (then output is None)."""
+        openings = self.openings
+        if not openings:
+            return
+        opening = openings.pop()
+        frame = opening.frame
+        if frame is None:
+            return
+        frame.leave(ROOT)
+        if opening.nested:
+            return
+        frame.close()
+        if isinstance(frame, WatchFrame):
+            self._finish_watch(opening, frame, output)
+        if frame.surprises and output is not None:
+            self._surprised(opening.key, frame.surprises)
+
+    def _finish_watch(self, opening: Opening, frame: WatchFrame, output: Any) -> None:
+        assert opening.owners is not None
+        known = self.structures.get(opening.key)
+        if output is None:
+            self._hook_borders(known.borders if known else ())
+            return
+        try:
+            if known is None:
+                known = self._learn(opening.key, frame, output, opening.owners, pack=True)
+        except Exception:
+            self.detach()  # a rule was refused: nothing is packed, and the model is as it was
+            raise
+        self._hook_borders(known.borders)
+        audit = Audit(frame, known, opening.owners, opening.allocated)
+        self.audits[opening.audit_key] = self.last = audit
+
+    def _learn(self, key: Any, frame: WatchFrame, output: Any, owners: Owners, *, pack: bool) -> Structure:
+        """Find the roles and decide; then pack what the watched forward holds."""
+        roots: list[Node | None] = [tensor.grad_fn for tensor in tensors_in(output)]
+        learnt = lesson(frame, roots, owners, self.modules, {})
+        found = structure(learnt, self.rules, self.modules, frame.callers)
+        if pack:
+            seal_held(frame, found)
+        self.structures[key] = found
+        self.lessons[key] = self.lessons.get(key, 0) + 1
+        return found
+
+    def _signature(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """What the roles depend on (modes, frozen parameters, autocast), and that with the shapes, for the ledger."""
+        tensors = tuple(tensors_in((args, kwargs), depth=3))
+        kinds = {tensor.device.type for tensor in (*tensors, *self._parameters[:1])}
+        key = (
+            tuple([module.training for module in self.modules.values()]),
+            tuple([parameter.requires_grad for parameter in self._parameters]),
+            tuple([(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]),
+            tuple([(tensor.dtype, tensor.requires_grad, tensor.dim()) for tensor in tensors]),
+        )
+        return key, (key, tuple([tensor.shape for tensor in tensors]))
+
+    def learn_ahead(self, arguments: Arguments) -> None:
+        """Learn the sites from a forward on fake tensors, so that even the first real forward packs as it goes."""
+        key, _ = self._signature(*arguments)
+        frame = WatchFrame({})
+        with torch.enable_grad(), faked(self.model, arguments) as fake:
+            with watched(self.model, frame):
+                output = call(fake.call, fake.arguments)
+            owners = owners_of(self.model, fake.arguments, fake)
+            self._learn(key, frame, output, owners, pack=False)
+
+    # --- standing aside ---
+
+    def _stands_aside(self) -> bool:
+        """Whether this forward is none of ours: no graph, a compiler's, or under somebody else's hooks."""
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not _hooks_enabled():
+            return True
+        top = top_hooks(True)
+        if top is None or getattr(top[0], "__self__", None) is (self.outside.frame or self):
+            return False
+        self._note_foreign(top[0])
+        return True
+
+    def _note_foreign(self, hook: Any) -> None:
+        """Say once whose hooks are active; a checkpoint's are expected and not worth a warning."""
+        owner = f"{getattr(hook, '__module__', '?')}.{getattr(hook, '__qualname__', type(hook).__name__)}"
+        if owner.startswith("torch.utils.checkpoint"):
+            self.notes["inside torch.utils.checkpoint the gate stands aside"] = None
+            return
+        note = (
+            f"other saved-tensor hooks are active around the model ({owner}); only the innermost pair applies, so "
+            "slimgrad stands aside and packs nothing there"
+        )
+        if note not in self.notes:
+            self.notes[note] = None
+            warnings.warn(note, SlimgradWarning, stacklevel=4)
+
+    def _drop_interrupted(self, openings: list[Opening], caller: FrameType) -> None:
+        """Forget forwards that an interrupt (KeyboardInterrupt skips post-hooks) left open."""
+        while openings and not _on_stack(openings[-1].caller, caller):
+            stale = openings.pop()
+            if stale.frame is not None:
+                stale.frame.close()
+
+    def _surprised(self, key: Any, surprises: list[str]) -> None:
+        """The forward took another path than the one learnt: what was not recognised was kept. Learn again, a few times."""
+        if self.lessons.get(key, 0) < MAX_LESSONS:
+            self.structures.pop(key, None)
+            self.audits = {place: audit for place, audit in self.audits.items() if place[0] != key}
+        note = "a forward took another path than the one learnt; tensors not recognised were kept as they are"
+        if note not in self.notes:
+            self.notes[note] = None
+            warnings.warn(f"{note}. First: {surprises[0]}", SlimgradWarning, stacklevel=2)
+
+
+def _on_stack(wanted: FrameType, innermost: FrameType | None) -> bool:
+    while innermost is not None:
+        if innermost is wanted:
+            return True
+        innermost = innermost.f_back
+    return False
+
+
+class Border:
+    """A module hook. On a copy of the model it is inert: a copy is an untouched model until something is applied to it."""
+
+    def __init__(self, gate: Gate | None, path: str, action: str) -> None:
+        self.gate = gate
+        self.path = path
+        self.action = action
+
+    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
+        gate = self.gate
+        if gate is None or torch.compiler.is_compiling():
+            return
+        if self.action == "open":
+            gate.open(args, rest[0])
+            return
+        if self.action == "shut":
+            gate.shut(rest[0])
+            return
+        openings = gate.openings
+        if not openings or openings[-1].frame is None:
+            return
+        if self.action == "enter":
+            openings[-1].frame.enter(self.path)
+        else:
+            openings[-1].frame.leave(self.path)
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Border:
+        return Border(None, self.path, self.action)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Border, (None, self.path, self.action)

@@ -1,0 +1,92 @@
+"""`with run:`: the gate extended over what is computed outside the model, such as a loss over a large vocabulary."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from slimgrad.runtime.frame import Frame, WatchFrame, WorkFrame
+from slimgrad.runtime.graph import tensors_in
+from slimgrad.runtime.learn import Structure, lesson, owners_of, seal_held, structure
+from slimgrad.runtime.rules import Rule
+from slimgrad.spec import OUTSIDE
+
+
+class Witness(TorchFunctionMode):
+    """Remembers, without keeping them alive, the tensors that torch functions return: the loss is one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[weakref.ref[Tensor]] = []
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen.extend(weakref.ref(tensor) for tensor in tensors_in(result, depth=2) if tensor.requires_grad)
+        return result
+
+    def roots(self) -> list[Any]:
+        return [tensor.grad_fn for ref in self.seen if (tensor := ref()) is not None]
+
+
+class Outside:
+    """The part of `with run:` that lies outside the model. Learnt when the first block ends, then worked."""
+
+    def __init__(self, model: nn.Module, rules: Sequence[Rule]) -> None:
+        self._model = model
+        self._rules = tuple(rules)
+        self._threads = threading.local()
+        self._learnt: Structure | None = None
+
+    @property
+    def frame(self) -> Frame | None:
+        """The frame of the block this thread is in."""
+        return getattr(self._threads, "frame", None)
+
+    def begin(self) -> None:
+        if self.frame is not None or not torch.is_grad_enabled():
+            return
+        if self._learnt is None:
+            frame: Frame = WatchFrame({})
+            self._threads.witness = Witness()
+            self._threads.witness.__enter__()
+        elif self._learnt.calls:
+            frame = WorkFrame(self._learnt.calls, {OUTSIDE: True})
+        else:
+            return  # nothing outside the model can be packed: leave it to autograd
+        self._threads.frame = frame
+        frame.enter(OUTSIDE)
+
+    def step(self) -> None:
+        """The model is called: what is saved outside from now on belongs to this step."""
+        if self.frame is not None and self.frame.scope is not None:
+            self.frame.scope.index = 0
+            self.frame.scope.shapes.clear()
+
+    def end(self, *, failed: bool) -> None:
+        frame, witness = self.frame, getattr(self._threads, "witness", None)
+        self._threads.frame = self._threads.witness = None
+        if witness is not None:
+            witness.__exit__(None, None, None)
+        if frame is None:
+            return
+        frame.surprises.clear()
+        frame.close()
+        if isinstance(frame, WatchFrame) and not failed and not frame.reader.opened:
+            self._learn(frame, witness.roots() if witness is not None else [])
+
+    def _learn(self, frame: WatchFrame, roots: list[Any]) -> None:
+        if not frame.records:
+            return
+        found = lesson(frame, roots, owners_of(self._model, ()), {}, {})
+        self._learnt = structure(found, self._outside_rules(), {}, frame.callers)
+        seal_held(frame, self._learnt)
+
+    def _outside_rules(self) -> tuple[Rule, ...]:
+        """Rules by class or path belong to modules; only these can speak of what is outside."""
+        return tuple(rule for rule in self._rules if rule.where == "*" or not isinstance(rule.where, (str, type)))

@@ -1,0 +1,130 @@
+"""Rules: which codec goes where. The first rule that selects a site with a codec that can serve it wins."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from slimgrad.codecs import CODECS, Codec, codec_from_dict
+from slimgrad.errors import RuleError, SpecError
+from slimgrad.spec import OUTSIDE, Need, Site, Value
+from slimgrad.spec.values import checked_body
+
+Where = str | type[nn.Module] | Need | Callable[[Site], bool]
+
+
+@dataclass(frozen=True, repr=False)
+class Rule(Value):
+    """`Rule("encoder.*", codec)`, `Rule(nn.ReLU, codec)`, `Rule(Need.MASK, codec)` or `Rule(lambda site: ..., codec)`."""
+
+    where: Where
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, Codec):
+            raise RuleError(
+                f"a rule's second part must be a codec such as {', '.join(f'{name}()' for name in CODECS)}; "
+                f"found {self.codec!r}"
+            )
+        is_class = isinstance(self.where, type) and issubclass(self.where, nn.Module)
+        if not (isinstance(self.where, (str, Need)) or is_class or _is_predicate(self.where)):
+            raise RuleError(
+                "a rule's first part must be a path glob, an nn.Module class, a Need or a function of a Site; "
+                f"found {self.where!r}"
+            )
+
+    def selects(self, site: Site, module: nn.Module | None) -> bool:
+        where = self.where
+        if isinstance(where, Need):
+            return site.need is where
+        if isinstance(where, str):
+            return path_matches(site.path, where)
+        if isinstance(where, type):
+            return isinstance(module, where)
+        return bool(where(site))
+
+    def __repr__(self) -> str:
+        shown = self.where.__name__ if isinstance(self.where, type) else repr(self.where)
+        return f"Rule({shown}, {self.codec!r})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "type": "Rule",
+            "version": self.version,
+            "where": _where_to_dict(self.where),
+            "codec": self.codec.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Rule:
+        body = checked_body(cls, data)
+        return cls(_where_from_dict(body["where"]), codec_from_dict(body["codec"]))
+
+
+def path_matches(path: str, pattern: str) -> bool:
+    """Shell-style match; 'head.*' means the module head and everything below it."""
+    return fnmatch.fnmatchcase(path, pattern) or (pattern.endswith(".*") and path == pattern[:-2])
+
+
+def _is_predicate(where: Any) -> bool:
+    return callable(where) and not isinstance(where, type)
+
+
+def _where_to_dict(where: Where) -> dict[str, str]:
+    if isinstance(where, Need):
+        return {"need": where.value}
+    if isinstance(where, str):
+        return {"path": where}
+    if isinstance(where, type):
+        return {"class": f"{where.__module__}:{where.__qualname__}"}
+    raise SpecError(f"a rule with a function ({where!r}) cannot be written to JSON; use a path, a class or a Need")
+
+
+def _where_from_dict(data: Mapping[str, str]) -> Where:
+    if "path" in data:
+        return data["path"]
+    if "need" in data:
+        return Need(data["need"])
+    if "class" in data:
+        module, _, name = data["class"].partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            raise SpecError(f"the rule's module class {data['class']!r} cannot be found: {error}") from error
+        return found  # type: ignore[no-any-return]
+    raise SpecError(f"a rule must say 'path', 'class' or 'need'; found {dict(data)!r}")
+
+
+def as_rules(what: Any) -> tuple[Rule, ...]:
+    """What `apply` was given, as rules: a bare codec is one rule for every site it can serve."""
+    if isinstance(what, Codec):
+        return (Rule("*", what),)
+    if isinstance(what, Rule):
+        return (what,)
+    if isinstance(what, Sequence) and not isinstance(what, str) and what and all(isinstance(r, Rule) for r in what):
+        return tuple(what)
+    raise RuleError(
+        f"cannot apply {what!r}: expected a codec ({', '.join(f'{name}()' for name in CODECS)}) or a list of "
+        "Rule(where, codec)"
+    )
+
+
+def check_against_model(rules: Sequence[Rule], modules: Mapping[str, nn.Module]) -> None:
+    """Refuse rules by path or class that no module of the model can ever match."""
+    for rule in rules:
+        where = rule.where
+        if isinstance(where, str) and not any(path_matches(path, where) for path in (*modules, OUTSIDE)):
+            close = difflib.get_close_matches(where.rstrip(".*"), list(modules), n=3, cutoff=0.4)
+            hint = f"close are {', '.join(map(repr, close))}" if close else f"there are {len(modules)} modules"
+            raise RuleError(f"{rule!r} matches no module: no path is like {where!r}; {hint}")
+        if isinstance(where, type) and not any(isinstance(module, where) for module in modules.values()):
+            kinds = sorted({type(module).__name__ for module in modules.values()})
+            raise RuleError(f"{rule!r} matches no module: the model has no {where.__name__}; it has {', '.join(kinds)}")

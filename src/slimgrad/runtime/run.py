@@ -1,0 +1,105 @@
+"""apply and Run: the one line that users write, and what they hold in their hand afterwards."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from slimgrad.errors import SlimgradError, UnsupportedModelError
+from slimgrad.runtime.batches import call_arguments
+from slimgrad.runtime.gate import Border, Gate
+from slimgrad.runtime.rules import Rule, as_rules, check_against_model
+from slimgrad.spec import Report
+
+
+class Run:
+    """What is applied to a model: report on it, extend it over the loss, undo it.
+
+    `with run:` extends the gate over what is computed inside the block but outside the model, such as a loss; leaving
+    the block undoes `apply` (what was learnt stays, so that entering again costs nothing).
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return self._gate.rules
+
+    @property
+    def active(self) -> bool:
+        """Whether the model is under this run now."""
+        return self._gate.attached
+
+    def report(self) -> Report:
+        """Promised and measured bytes of the last step, per treated site, and why large storages did not shrink."""
+        if self._gate.last is None:
+            raise SlimgradError(
+                "nothing to report yet: no forward with gradients has run under this run. Run one training step first."
+            )
+        return self._gate.last.report(tuple(self._gate.notes))
+
+    def remove(self) -> None:
+        """Undo `apply` exactly. Backward through forwards already done still works."""
+        self._gate.detach()
+
+    def __enter__(self) -> Run:
+        if not self._gate.attached:
+            self._gate.attach()
+        self._gate.outside.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._gate.outside.end(failed=kind is not None)
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "active" if self.active else "removed"
+        return f"Run({type(self._gate.model).__name__}, {list(self._gate.rules)!r}, {state})"
+
+
+def apply(model: nn.Module, what: Any, *, batch: Any = None, optimizer: Optimizer | None = None) -> Run:
+    """Keep less between forward and backward of `model`.
+
+    `what` is a codec (one rule for every site it can serve) or a list of rules, of which the first match wins. Without
+    `batch` the first training forward is watched and packed when it returns; with `batch` the sites are learnt
+    beforehand on fake tensors, so that even the first step stays small. Parameters, buffers, `state_dict` and module
+    classes are not touched.
+    """
+    rules = as_rules(what)
+    check_model(model)
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise UnsupportedModelError(f"optimizer must be a torch.optim.Optimizer, found {type(optimizer).__name__}")
+    check_against_model(rules, dict(model.named_modules()))
+    gate = Gate(model, rules)
+    if batch is not None:
+        gate.learn_ahead(call_arguments(batch))
+    gate.attach()
+    return Run(gate)
+
+
+def check_model(model: Any, *, meta_allowed: bool = False) -> None:
+    """Refuse what cannot be treated, before anything is changed."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(f"expected an nn.Module, found {type(model).__name__}")
+    for path, module in model.named_modules():
+        hooks = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
+        for number, hook in hooks:
+            if isinstance(hook, Border) and hook.gate is not None:
+                raise SlimgradError(
+                    f"{path or 'the model'} is already under a run ({list(hook.gate.rules)!r}); call its remove() first"
+                )
+            if isinstance(hook, Border):  # left on a copy of a treated model
+                module._forward_pre_hooks.pop(number, None)
+                module._forward_hooks.pop(number, None)
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta and not meta_allowed:
+            raise UnsupportedModelError(
+                f"parameter {name!r} is on the meta device and cannot be trained; materialise the model first "
+                "(model.to_empty(device=...)), or use profile(..., fake=True) to look at it"
+            )

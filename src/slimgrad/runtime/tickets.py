@@ -1,0 +1,166 @@
+"""What a pack hook hands to autograd in place of a tensor, and what an unpack hook turns back into one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from slimgrad.codecs import Codec, Demand, Packed
+from slimgrad.errors import DoubleBackwardError, SavedTensorModifiedError, SiteChangedError
+from slimgrad.runtime import needs
+from slimgrad.spec import Need, Site
+
+_current_node = torch._C._current_autograd_node
+
+
+class Kept:
+    """A tensor held as it is, with autograd's own guard against later in-place changes.
+
+    It holds `detach()`, not the tensor: a node that saves its own output would otherwise keep itself alive for ever.
+    The detached tensor shares the version counter, which autograd does not compare where hooks are in use.
+    """
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+        self.version = tensor._version
+
+    def open(self) -> Tensor:
+        if self.tensor._version != self.version:
+            raise SavedTensorModifiedError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"a {self.tensor.dtype} tensor of shape {list(self.tensor.shape)} is at version "
+                f"{self.tensor._version}; expected version {self.version} instead"
+            )
+        return self.tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What to do at one site from now on, and how to recognise the site."""
+
+    site: Site
+    answer: needs.Answer
+    codec: Codec
+    demand: Demand
+    dtype: torch.dtype
+    sibling: int | None = None
+    """Index, within the same call, of the slot whose shape the demand needs."""
+
+    def matches(self, tensor: Tensor) -> bool:
+        """Whether the tensor looks like the one this order was made for: dtype, rank and producer."""
+        site = self.site
+        return tensor.dtype is self.dtype and tensor.dim() == len(site.shape) and producer_name(tensor) == site.producer
+
+    def demand_for(self, shapes: list[torch.Size]) -> Demand:
+        """The demand, with the input size a pooling index is relative to."""
+        if self.sibling is None:
+            return self.demand
+        return sized(self.demand, self.site.node, shapes[self.sibling])
+
+    def verify(self, node: Node) -> None:
+        """Ask the node that really runs whether it needs what was learnt; a wrong gradient must never pass silently."""
+        if node.name() == self.site.node:
+            if self.demand.need is Need.WEIGHT or self.answer is needs.DROPOUT_MASK:
+                return
+            found = needs.answer(node, self.site.slot)
+            if found is self.answer or found == self.answer:
+                return
+            what = f"{found.need} {found.detail or ''}".strip()
+        else:
+            what = node.name()
+        raise SiteChangedError(
+            f"{self.site.name}: learnt as {self.answer.need} for {self.site.node} with {dict(self.answer.detail)}, but "
+            f"backward runs {what}. The forward took another path than the one watched. Exempt this module with "
+            f"Rule({self.site.path!r}, Keep()), or apply anew after the change."
+        )
+
+
+def sized(demand: Demand, node: str, input_shape: torch.Size) -> Demand:
+    """The demand of a pooling index, completed by the spatial size of the pool's input."""
+    rank = len(demand.detail["kernel_size"]) if "kernel_size" in demand.detail else 3 if "3D" in node else 2
+    return replace(demand, detail={**demand.detail, "input_size": tuple(input_shape[-rank:])})
+
+
+def producer_name(tensor: Tensor) -> str | None:
+    """The backward node that made the tensor, or None."""
+    node = tensor.grad_fn
+    return None if node is None else node.name()
+
+
+class Sealed:
+    """A tensor of which only what backward needs is kept."""
+
+    __slots__ = ("order", "packed")
+
+    def __init__(self, order: Order, packed: Packed) -> None:
+        self.order = order
+        self.packed = packed
+
+    def open(self) -> Tensor:
+        node = _current_node()
+        if node is not None:
+            self.order.verify(node)
+            if self.order.codec.lossy and torch.is_grad_enabled():
+                raise DoubleBackwardError(
+                    f"{self.order.site.name}: a second-order gradient (create_graph=True) goes through a tensor kept "
+                    f"by {self.order.codec!r}, which holds too little for it. Exempt the module with "
+                    f"Rule({self.order.site.path!r}, Keep())."
+                )
+        return self.order.codec.unpack(self.packed)
+
+
+class Held:
+    """The ticket of a watched forward: first the tensor itself, then what the learnt order makes of it."""
+
+    __slots__ = ("__weakref__", "audit", "reader", "ticket")
+
+    def __init__(self, ticket: Kept | Sealed, reader: Reader) -> None:
+        self.ticket = ticket
+        self.reader = reader
+        self.audit: Any = None
+
+    def open(self) -> Tensor:
+        if self.reader.reading:
+            self.reader.found.append(self)
+            return self.ticket.tensor if isinstance(self.ticket, Kept) else self.ticket.open()
+        self.reader.opened = True
+        if self.audit is not None:
+            self.audit.settle()  # backward begins: the moment at which kept bytes are counted
+            self.audit = None
+        return self.ticket.open()
+
+
+class Reader:
+    """Collects the tickets that reading a node's saved slot opens; this tells which slot each ticket serves."""
+
+    __slots__ = ("found", "opened", "reading")
+
+    def __init__(self) -> None:
+        self.reading = False
+        self.opened = False
+        """Whether backward has begun, so that the graph may be gone."""
+        self.found: list[Held] = []
+
+    def read(self, node: Node, attribute: str) -> list[Held]:
+        self.reading, self.found = True, []
+        try:
+            getattr(node, attribute)
+        except RuntimeError:  # already freed: it keeps nothing any more
+            return []
+        finally:
+            self.reading = False
+        return self.found
+
+
+Ticket = Kept | Sealed | Held
+
+
+def unpack(ticket: Ticket) -> Tensor:
+    """The unpack hook."""
+    return ticket.open()
