@@ -1,4 +1,4 @@
-"""What every test may count on: settings made before torch, no network, few threads, no GPU no GPU tests."""
+"""What every test may count on: settings made before torch, no network, few threads, a device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # bf16 matmul dies with SIGILL in oneDNN on some CPUs
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is reproducible only with a fixed workspace
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin make tests 3x slower on a busy machine
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 

@@ -20,13 +20,50 @@ def site(path: str, node: str, slot: str, need: Need, storage: int, size: int, *
 def profile() -> Profile:
     """A ReLU output kept twice, a batch-norm input, a mask, a weight, an input."""
     sites = (
-        site("layer1.0.relu", "ReluBackward0", "result", Need.MASK, 0, 24 * MIB, module="ReLU", fn="relu", producer="ReluBackward0"),
+        site(
+            "layer1.0.relu",
+            "ReluBackward0",
+            "result",
+            Need.MASK,
+            0,
+            24 * MIB,
+            module="ReLU",
+            fn="relu",
+            producer="ReluBackward0",
+        ),
         site("layer1.0.conv2", "ConvolutionBackward0", "input", Need.OPERAND, 0, 24 * MIB, producer="ReluBackward0"),
-        site("layer1.0.bn1", "NativeBatchNormBackward0", "input", Need.VALUES, 1, 12 * MIB, module="BatchNorm2d", producer="ConvolutionBackward0"),
-        site("pool", "MaxPool2DWithIndicesBackward0", "result1", Need.INDEX, 2, 4 * MIB, module="MaxPool2d", dtype="int64"),
-        site("layer1.0.conv2", "ConvolutionBackward0", "weight", Need.WEIGHT, 3, MIB, index=1, parameter="layer1.0.conv2.weight"),
+        site(
+            "layer1.0.bn1",
+            "NativeBatchNormBackward0",
+            "input",
+            Need.VALUES,
+            1,
+            12 * MIB,
+            module="BatchNorm2d",
+            producer="ConvolutionBackward0",
+        ),
+        site(
+            "pool",
+            "MaxPool2DWithIndicesBackward0",
+            "result1",
+            Need.INDEX,
+            2,
+            4 * MIB,
+            module="MaxPool2d",
+            dtype="int64",
+        ),
+        site(
+            "layer1.0.conv2",
+            "ConvolutionBackward0",
+            "weight",
+            Need.WEIGHT,
+            3,
+            MIB,
+            index=1,
+            parameter="layer1.0.conv2.weight",
+        ),
         site("", "ConvolutionBackward0", "input", Need.OPERAND, 4, 2 * MIB, module="Net"),
-    )  # fmt: skip
+    )
     storages = (
         Storage(bytes=24 * MIB, kind="activation", savers=(0, 1)),
         Storage(bytes=12 * MIB, kind="activation", savers=(2,)),
@@ -42,24 +79,48 @@ def transformer(layers: int = 24) -> Profile:
     kinds = (
         ("input_layernorm", "LlamaRMSNorm", "MulBackward0", "self", Need.VALUES, 8, "ToCopyBackward0"),
         ("self_attn.q_proj", "Linear", "MmBackward0", "self", Need.OPERAND, 4, "MulBackward0"),
-        ("self_attn", "LlamaSdpaAttention", "ScaledDotProductFlashAttentionBackward0", "query", Need.VALUES, 4, "AddBackward0"),
-        ("self_attn", "LlamaSdpaAttention", "ScaledDotProductFlashAttentionBackward0", "logsumexp", Need.EXACT, 1, None),
+        (
+            "self_attn",
+            "LlamaSdpaAttention",
+            "ScaledDotProductFlashAttentionBackward0",
+            "query",
+            Need.VALUES,
+            4,
+            "AddBackward0",
+        ),
+        (
+            "self_attn",
+            "LlamaSdpaAttention",
+            "ScaledDotProductFlashAttentionBackward0",
+            "logsumexp",
+            Need.EXACT,
+            1,
+            None,
+        ),
         ("self_attn.o_proj", "Linear", "MmBackward0", "self", Need.OPERAND, 4, "ViewBackward0"),
         ("mlp.act_fn", "SiLU", "SiluBackward0", "self", Need.DERIVATIVE, 11, "MmBackward0"),
         ("mlp.gate_proj", "Linear", "MmBackward0", "mat2", Need.WEIGHT, 22, "TBackward0"),
         ("mlp.dropout", "Dropout", "NativeDropoutBackward0", "result1", Need.MASK, 2, "NativeDropoutBackward0"),
         ("mlp.down_proj", "Linear", "MmBackward0", "self", Need.OPERAND, 11, "MulBackward0"),
-    )  # fmt: skip
+    )
     sites, storages = [], []
     for layer in range(layers):
         for place, module, node, slot, need, size, producer in kinds:
             storages.append(Storage(bytes=size * MIB, kind="activation", savers=(len(sites),)))
             sites.append(
                 site(
-                    f"model.layers.{layer}.{place}", node, slot, need, len(storages) - 1, size * MIB,
-                    module=module, shape=(2, 32, 1024, 2048), dtype="bfloat16", producer=producer,
+                    f"model.layers.{layer}.{place}",
+                    node,
+                    slot,
+                    need,
+                    len(storages) - 1,
+                    size * MIB,
+                    module=module,
+                    shape=(2, 32, 1024, 2048),
+                    dtype="bfloat16",
+                    producer=producer,
                 )
-            )  # fmt: skip
+            )
     return Profile(sites=tuple(sites), storages=tuple(storages), meta={"model": "LlamaForCausalLM", "device": "cuda:0"})
 
 

@@ -8,6 +8,8 @@ from importlib import metadata
 
 import typer
 
+from slimgrad import __version__
+
 
 def info() -> None:
     """Say which versions, devices and kernels are in use."""
@@ -16,14 +18,15 @@ def info() -> None:
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    for package in ("slimgrad", "torch", "triton"):
+    yield "slimgrad", __version__
+    for package in ("torch", "triton"):
         yield package, version_of(package)
     yield "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield from devices()
 
 
 def version_of(package: str) -> str:
-    """The version installed; a checkout on the path without installation has none."""
+    """The version installed, without importing the package."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -7,8 +7,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from slimgrad import __version__
 from slimgrad.cli.demo import demo
-from slimgrad.cli.info import info, version_of
+from slimgrad.cli.info import info
 from slimgrad.cli.profile import profile
 from slimgrad.errors import SlimgradError
 
@@ -36,7 +37,7 @@ app = typer.Typer(
 
 def show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"slimgrad {version_of('slimgrad')}")
+        typer.echo(f"slimgrad {__version__}")
         raise typer.Exit
 
 

@@ -7,7 +7,7 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,9 +42,12 @@ def profile(
     """Show what autograd keeps between forward and backward, storage by storage."""
     import slimgrad as sg
 
+    checked_device(device)
     model, batch, loss_fn = made_by(factory)
+    if device and not fake:
+        model, batch = moved(model, device), moved(batch, device)
     with precision(autocast, device, model):
-        result = sg.profile(model, batch, loss_fn, fake=fake, device=device)
+        result = sg.profile(model, batch, loss_fn, fake=fake, device=device if fake else None)
     typer.echo(result.explain(explain) if explain is not None else result.table(limit=limit))
     if json is not None:
         json.parent.mkdir(parents=True, exist_ok=True)
@@ -52,6 +55,29 @@ def profile(
         typer.echo(f"wrote {json}")
     if plot is not None:
         typer.echo(f"wrote {result.plot(plot)}")
+
+
+def checked_device(device: str | None) -> None:
+    import torch
+
+    try:
+        torch.device(device or "cpu")
+    except RuntimeError as error:
+        raise SlimgradError(f"{device!r} is not a device; try cpu or cuda:0") from error
+
+
+def moved(value: Any, device: str) -> Any:
+    """The value with its tensors on `device`, through tuples, lists and mappings."""
+    if isinstance(value, Mapping):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return tuple(moved(item, device) for item in value)
+    if not hasattr(value, "to"):
+        return value
+    try:
+        return value.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise SlimgradError(f"cannot move to {device!r}: {str(error).splitlines()[0]}") from error
 
 
 def made_by(target: str) -> tuple[nn.Module, Any, Callable[..., Any] | None]:

@@ -107,3 +107,13 @@ def windows(
             "window (one byte), and no dilation larger than a padded input; use narrow_int instead"
         )
     return pool
+
+
+def divider(size: int) -> tuple[int, int]:
+    """(multiplier, shift) with x // size == x * multiplier >> (31 + shift) for every 0 <= x < 2**31.
+
+    The multiplier exceeds 2**(31 + shift) / size by at most 1, which adds less than 2**-shift <= 1 / size to the
+    quotient: too little to reach the next integer. For sizes up to 2**30 it is below 2**32.
+    """
+    shift = (size - 1).bit_length()
+    return 2 ** (31 + shift) // size + 1, shift

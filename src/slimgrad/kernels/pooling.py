@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slimgrad.kernels import reference
-from slimgrad.kernels.geometry import Layout, Windows, dense, windows
+from slimgrad.kernels.geometry import Layout, Windows, dense, divider, windows
 from slimgrad.kernels.launch import device_of
 
 WINDOW_BLOCK = 1024
@@ -64,16 +64,6 @@ def unpack_window(
 
 def _too_large(pool: Windows, layout: Layout) -> bool:
     return max(math.prod(pool.input_size), math.prod(layout.out) * layout.inner) > MAX_CELLS
-
-
-def divider(size: int) -> tuple[int, int]:
-    """(multiplier, shift) with x // size == x * multiplier >> (31 + shift) for every 0 <= x < 2**31.
-
-    The multiplier exceeds 2**(31 + shift) / size by at most 1, which adds less than 2**-shift <= 1 / size to the
-    quotient: too little to reach the next integer. For sizes up to 2**30 it is below 2**32.
-    """
-    shift = (size - 1).bit_length()
-    return 2 ** (31 + shift) // size + 1, shift
 
 
 def _launch(source: Tensor, target: Tensor, pool: Windows, layout: Layout, *, pack: bool) -> None:
@@ -138,7 +128,7 @@ def _window_kernel(
     source_ptr += first
     target_ptr += first
     left = n - first
-    if left >= BLOCK:  # as in bits.py: masks only where they are needed
+    if left >= BLOCK:  # noqa: SIM108  (Triton has no ternary at run time) As in bits.py: masks only where needed.
         source = tl.load(source_ptr + lane)
     else:
         source = tl.load(source_ptr + lane, mask=lane < left, other=0)

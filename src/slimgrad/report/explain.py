@@ -88,14 +88,14 @@ def site_story(profile: Profile, site: Site, instead: Mapping[Need, str]) -> lis
 def size_sentence(site: Site, storage: Storage) -> str:
     call = f" by call {site.call}" if site.call else ""
     origin = f" made by {site.producer}" if site.producer else ""
+    if site.parameter:
+        origin = f", the parameter {site.parameter}"
     view = f", a view into a storage of {human_bytes(storage.bytes)}" if storage.bytes > site.bytes else ""
     return f"{human_bytes(site.bytes)}{call}: {tensor_name(site.shape, site.dtype)}{origin}{view}."
 
 
 def function_clause(site: Site) -> str:
-    if site.parameter:
-        return f" (here {site.parameter})"
-    return f" (here {site.fn})" if site.fn else ""
+    return f" (here {site.fn})" if site.fn and need_name(site.need) in ("MASK", "DERIVATIVE") else ""
 
 
 def saver_phrase(site: Site) -> str:

@@ -78,8 +78,8 @@ def shorten(text: str, width: int) -> str:
     """At most `width` characters, cut in the middle: both ends of a module path tell more than its middle."""
     if len(text) <= width:
         return text
-    if width <= 1:
-        return ELLIPSIS[:width]
+    if width <= 2:
+        return ELLIPSIS[: max(width, 0)]
     tail = (width - 1) * 2 // 3
     return text[: width - 1 - tail].rstrip(".") + ELLIPSIS + text[-tail:].lstrip(".")
 

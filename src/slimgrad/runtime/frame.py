@@ -13,23 +13,36 @@ save_on_cpu), entering ours would switch theirs off silently; a frame then stand
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import checkpoint
 
 from slimgrad.codecs import Packed
 from slimgrad.runtime import needs
-from slimgrad.runtime.tickets import Held, Kept, Order, Reader, Sealed, Ticket, producer_name, unpack
+from slimgrad.runtime.tickets import (
+    Held,
+    Kept,
+    Order,
+    Reader,
+    Sealed,
+    Ticket,
+    is_output,
+    producer_name,
+    sequence_number,
+    unpack,
+)
 from slimgrad.spec import Need
 
 top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
-sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
 
 ROOT = ""
 """The model's own path."""
@@ -166,10 +179,7 @@ class Frame:
         if demand.need in WITHOUT_PAYLOAD:
             return Sealed(order, order.codec.pack(tensor, demand))
         storage = tensor.untyped_storage()
-        key = (
-            storage._cdata, tensor._version, tensor.storage_offset(), tensor.shape, tensor.stride(),
-            order.codec, demand.need, demand.fn, id(demand.parameter),
-        )  # fmt: skip
+        key = (storage._cdata, tensor._version, view_of(tensor), order.codec, demand.need, demand.fn)
         known = self._shared.get(key)
         if known is not None and not known[0].expired():
             packed = known[1]()
@@ -208,12 +218,18 @@ class Record:
     dtype: torch.dtype
     device: torch.device
     producer: str | None
+    is_output: bool
+    """Whether the node that saves it also made it."""
+    view: tuple[Any, ...]
+    """Which part of its storage it is."""
     leaf: Any
     """The leaf tensor behind views and casts, if any."""
     storage: StorageWeakRef
     storage_bytes: int
     shapes: list[torch.Size]
     """Shapes of the tensors saved by the same call, as they come."""
+    boundary: bool
+    """Whether torch.utils.checkpoint saves it as an input of a region; its node hangs in no graph we could walk."""
 
     @property
     def storage_id(self) -> int:
@@ -259,13 +275,31 @@ class WatchFrame(Frame):
                 dtype=tensor.dtype,
                 device=tensor.device,
                 producer=producer_name(tensor),
+                is_output=is_output(tensor),
+                view=view_of(tensor),
                 leaf=tensor if tensor.is_leaf and tensor.requires_grad else needs.leaf_behind(tensor.grad_fn),
                 storage=StorageWeakRef(storage),
                 storage_bytes=storage.nbytes(),
                 shapes=scope.shapes,
+                boundary=_saved_by_checkpoint(),
             )
         )
         return held
+
+
+def _saved_by_checkpoint() -> bool:
+    """Whether the Python code that saves right now is torch.utils.checkpoint's."""
+    caller: FrameType | None = sys._getframe(2)
+    for _ in range(2):  # its Function is applied through torch/autograd/function.py
+        if caller is not None and caller.f_code.co_filename == checkpoint.__file__:
+            return True
+        caller = None if caller is None else caller.f_back
+    return False
+
+
+def view_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Which part of its storage the tensor is."""
+    return tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:

@@ -72,6 +72,9 @@ class Label:
     answer: needs.Answer = needs.EXACT
 
 
+BOUNDARY = Label(needs.CHECKPOINT, "input", needs.VALUES)
+
+
 def lesson(
     frame: WatchFrame,
     roots: Iterable[Node | None],
@@ -85,7 +88,7 @@ def lesson(
     order = list(dict.fromkeys(record.storage_id for record, _ in alive))
     sites, answers, parameters, siblings = [], [], [], []
     for record, held in alive:
-        label = labels.get(held, Label())
+        label = labels.get(held, BOUNDARY if record.boundary else Label())
         parameter = _parameter_behind(record, label, owners, modules.get(record.path))
         answer = _with_parameter(label.answer, parameter)
         siblings.append(_sibling(record, held, label, alive, labels))
@@ -268,7 +271,8 @@ def structure(
 def _order(lesson: Lesson, number: int, codec: Codec) -> Order:
     site, answer = lesson.profile.sites[number], lesson.answers[number]
     demand = Demand(need=site.need, fn=site.fn, detail=answer.detail, parameter=lesson.parameters[number])
-    return Order(site, answer, codec, demand, lesson.records[number].dtype, lesson.siblings[number])
+    record = lesson.records[number]
+    return Order(site, answer, codec, demand, record.dtype, record.is_output, lesson.siblings[number])
 
 
 def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> str | None:
@@ -283,8 +287,9 @@ def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> 
         who = ", ".join(f"{site.name} ({site.need})" for site in keepers[:3])
         more = f" and {len(keepers) - 3} more" if len(keepers) > 3 else ""
         return f"{who}{more} keeps it, and no rule offers less"
+    packs = {(choice[s], sites[s].need, sites[s].fn, lesson.records[s].view): s for s in storage.savers}
     promised = sum(
-        choice[s].promised(sites[s].shape, lesson.records[s].dtype, demand_of(lesson, s)) for s in storage.savers
+        choice[s].promised(sites[s].shape, lesson.records[s].dtype, demand_of(lesson, s)) for s in packs.values()
     )
     if promised >= storage.bytes:
         return f"packing would hold {promised} bytes, no less than it has"

@@ -242,8 +242,6 @@ TABLE: dict[str, dict[str, Row]] = {
     "IndexCopyBackward0": {"source": NOTHING},
     "GridSampler2DBackward0": {"input": VALUES},
     "GridSampler3DBackward0": {"input": VALUES},
-    # torch.utils.checkpoint (use_reentrant=False): the inputs of a checkpointed region, from which it is run again
-    "_NoopSaveInputsBackward": {"*": VALUES},
 }
 
 
@@ -252,9 +250,13 @@ def answer(node: Node, slot: str) -> Answer:
     rows = TABLE.get(node.name())
     if rows is None:
         return EXACT
-    row = rows.get(slot) or rows.get("*", EXACT)
+    row = rows.get(slot, EXACT)
     return row if isinstance(row, Answer) else row(node)
 
+
+CHECKPOINT = "checkpoint"
+"""Stands for the node by which torch.utils.checkpoint (use_reentrant=False) saves the inputs of a region. They are read
+while some node of the region runs, and the region is run again from them: they are VALUES."""
 
 DROPOUTS = (nn.Dropout,)
 """Modules whose forward is exactly F.dropout, so that on a CPU the factor they multiply by is zeros and 1/(1-p)."""

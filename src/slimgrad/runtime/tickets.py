@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from slimgrad.runtime import needs
 from slimgrad.spec import Need, Site
 
 _current_node = torch._C._current_autograd_node
+sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
 
 
 class Kept:
@@ -49,13 +51,20 @@ class Order:
     codec: Codec
     demand: Demand
     dtype: torch.dtype
+    is_output: bool
+    """Whether the node that saves the tensor also made it."""
     sibling: int | None = None
     """Index, within the same call, of the slot whose shape the demand needs."""
 
     def matches(self, tensor: Tensor) -> bool:
-        """Whether the tensor looks like the one this order was made for: dtype, rank and producer."""
+        """Whether the tensor looks like the one this order was made for."""
         site = self.site
-        return tensor.dtype is self.dtype and tensor.dim() == len(site.shape) and producer_name(tensor) == site.producer
+        return (
+            tensor.dtype is self.dtype
+            and tensor.dim() == len(site.shape)
+            and producer_name(tensor) == site.producer
+            and is_output(tensor) == self.is_output
+        )
 
     def demand_for(self, shapes: list[torch.Size]) -> Demand:
         """The demand, with the input size a pooling index is relative to."""
@@ -65,6 +74,8 @@ class Order:
 
     def verify(self, node: Node) -> None:
         """Ask the node that really runs whether it needs what was learnt; a wrong gradient must never pass silently."""
+        if self.site.node == needs.CHECKPOINT:
+            return
         if node.name() == self.site.node:
             if self.demand.need is Need.WEIGHT or self.answer is needs.DROPOUT_MASK:
                 return
@@ -91,6 +102,12 @@ def producer_name(tensor: Tensor) -> str | None:
     """The backward node that made the tensor, or None."""
     node = tensor.grad_fn
     return None if node is None else node.name()
+
+
+def is_output(tensor: Tensor) -> bool:
+    """Whether the node that saves the tensor right now is the one that made it: the newest node of this thread."""
+    node = tensor.grad_fn
+    return node is not None and node._sequence_nr() == sequence_number() - 1
 
 
 class Sealed:

@@ -13,7 +13,7 @@ OUTSIDE = "<outside>"
 """The path of what is saved under `with run:` but outside the model, such as the loss."""
 
 
-class Need(str, enum.Enum):
+class Need(enum.Enum):
     """What a backward slot must deliver, which is usually far less than the tensor kept for it."""
 
     NOTHING = "nothing"

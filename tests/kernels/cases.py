@@ -1,0 +1,105 @@
+"""The cases that the reference and its Triton twins are both held to."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slimgrad.kernels import Interval
+
+INF = float("inf")
+
+SIZES = (0, 1, 7, 8, 9, 1023, 1024, 1025, 5000)  # around a byte and around a block; 5000 is a block and a ragged one
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGERS = (torch.uint8, torch.bool, torch.int8, torch.int64)
+
+BOUNDS = ((-INF, 0.0), (0.0, INF), (-INF, INF), (-1.0, 1.0), (0.0, 0.0), (1.0, -1.0), (0.0, 6.0))
+RULES = tuple(Interval(lo, hi, *flags) for lo, hi in BOUNDS for flags in itertools.product((False, True), repeat=3))
+
+LEVELS = ((1.0, 0.0), (INF, -INF), (-0.0, 0.0), (1 / 3, 0.01), (1.00390625 + 1e-9, 65504.0))
+"""(on, off) pairs. The last `on` lies just above the middle of two bf16 numbers, by less than float32 can tell."""
+
+
+def awkward(dtype: torch.dtype) -> Tensor:
+    """Every kind of number at which a comparison can go wrong."""
+    if not dtype.is_floating_point:
+        return torch.tensor([0, 1, 2, 5, 6, 7, 127, 255]).to(dtype)
+    info = torch.finfo(dtype)
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    least = torch.tensor([1], dtype=bits).view(dtype)  # the smallest subnormal
+    around_one = torch.tensor([1 - info.eps / 2, 1.0, 1 + info.eps], dtype=dtype)
+    plain = torch.tensor([0.0, INF, info.max, info.tiny, info.tiny / 2, 6.0, 0.5], dtype=dtype)
+    positive = torch.cat([least, around_one, plain])
+    return torch.cat([positive, -positive, torch.tensor([float("nan"), -float("nan")], dtype=dtype)])
+
+
+def sample(n: int, dtype: torch.dtype) -> Tensor:
+    """n elements: random, with the awkward ones strewn in from the first on."""
+    generator = torch.Generator().manual_seed(n)
+    x = (torch.randn(n, generator=generator, dtype=torch.float64) * 2).to(dtype)
+    special = awkward(dtype)
+    places = torch.arange(0, n, 3)
+    x[places] = special[(places // 3) % len(special)]
+    return x
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal in every bit: unlike torch.equal, -0.0 is not 0.0 and NaN is itself."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One max-pool of torch's own; numbers stand for the same number in every dimension."""
+
+    shape: tuple[int, ...]
+    kernel: int | tuple[int, ...]
+    stride: int | tuple[int, ...]
+    padding: int | tuple[int, ...] = 0
+    dilation: int | tuple[int, ...] = 1
+    ceil: bool = False
+    rank: int = 2
+    channels_last: bool = False
+
+    def geometry(self) -> tuple[tuple[int, ...], ...]:
+        fields = (self.kernel, self.stride, self.padding, self.dilation)
+        each = (field if isinstance(field, tuple) else (field,) * self.rank for field in fields)
+        return (self.shape[-self.rank :], *each)
+
+    def indices(self, device: Any = "cpu") -> Tensor:
+        x = torch.randn(self.shape, generator=torch.Generator().manual_seed(0)).to(device)
+        x.view(-1)[:: max(1, x.numel() // 7)] = float("nan")
+        x.view(-1)[1 :: max(1, x.numel() // 5)] = -INF
+        if self.channels_last:
+            x = x.to(memory_format=torch.channels_last if self.rank == 2 else torch.channels_last_3d)
+        pool = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[self.rank]
+        _, *geometry = self.geometry()
+        return pool(x, *geometry, ceil_mode=self.ceil, return_indices=True)[1]
+
+
+_SWEEP = itertools.product((1, 2, 3), ((1, 1), (2, 2), (3, 2), (3, 1), (5, 3)), (0, 1), (1, 2, 3), (False, True))
+
+POOLS = (
+    *(
+        Pool((2, 3, 11, 13, 12)[: 2 + rank], kernel, stride, padding, dilation, ceil, rank)
+        for rank, (kernel, stride), padding, dilation, ceil in _SWEEP
+        if padding <= kernel // 2 and (kernel - 1) * dilation < 11 + 2 * padding
+    ),
+    Pool((2, 3, 9, 14), (2, 3), (3, 2), (1, 0), (2, 1)),
+    Pool((1, 2, 9, 8, 7), (3, 1, 2), (2, 1, 2), (1, 0, 1), (1, 1, 2), rank=3),
+    Pool((4, 10, 10), 3, 2, 1),  # no batch
+    Pool((6, 20), 4, 3, 2, 1, True, rank=1),
+    Pool((2, 2, 1, 1), 3, 2, 1),  # a window larger than its input
+    Pool((1, 2, 2, 40), (2, 5), (1, 2), (1, 2), (2, 3)),  # as high as its dilation
+    Pool((1, 1, 40, 40), 16, 8),  # 256 positions, all a byte has
+    Pool((2, 5, 12, 12), 3, 2, 1, channels_last=True),
+    Pool((3, 4, 7, 9), 2, 1, 1, 2, True, channels_last=True),
+    Pool((2, 3, 6, 7, 8), 3, 2, 1, rank=3, channels_last=True),
+    Pool((2, 64, 33, 31), 3, 2, 1),  # several blocks
+    Pool((2, 64, 33, 31), 3, 2, 1, channels_last=True),
+)

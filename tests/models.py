@@ -1,0 +1,54 @@
+"""Small models that several tests share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import slimgrad as sg
+
+
+def cnn(*, inplace: bool = False) -> nn.Sequential:
+    """Convolution, norm, ReLU, max-pool, dropout: every lossless need is in it."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(inplace=inplace),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.2),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU(inplace=inplace),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 4 * 4, 10),
+    )
+
+
+def images(batch: int = 4, *, seed: int = 0, size: int = 16) -> Tensor:
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(model: nn.Module, forward: Callable[[nn.Module], Tensor], *, seed: int = 0) -> list[Tensor]:
+    """The parameters' gradients of one step whose random draws are fixed by `seed`."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    forward(model).sum().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def pair(model: nn.Module, what: object | None = None) -> tuple[nn.Module, nn.Module, sg.Run]:
+    """The model, a treated copy of it, and the run."""
+    treated = copy.deepcopy(model)
+    return model, treated, sg.apply(treated, sg.Lossless() if what is None else what)
+
+
+def hook_count(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
