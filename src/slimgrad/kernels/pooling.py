@@ -1,8 +1,8 @@
 """Max-pool indices as bytes, in Triton: the twins of reference.pack_window and reference.unpack_window.
 
-An element costs three to six divisions by sizes known only at run time, at some twenty instructions each more than the
-memory takes; so the host turns each size into a multiplier and a shift. The hyperparameters of the pool are compiled
-in: a model has few of them, while sizes may change with every batch.
+An element takes three to six divisions by sizes known only at run time. As divisions they would take longer than the
+memory does, so the host turns each size into a multiplier and a shift. The pool's own numbers (kernel, stride, padding,
+dilation) are compiled in: a model has few of them, while sizes may change with every batch.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
