@@ -16,9 +16,6 @@ from slimgrad.codecs.masks import Bit, bit_of
 from slimgrad.errors import SavedTensorModifiedError, SpecError
 from slimgrad.spec import Need
 
-WINDOW_MAX = 256
-"""Positions in a pooling window that one byte can name."""
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Lossless(Codec):
@@ -98,38 +95,40 @@ def _mask_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int
 # --- INDEX: a position inside the window, or inside the plane -------------------------------------------------------
 
 
-def _window(detail: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: detail[key] for key in ("input_size", "kernel_size", "stride", "padding", "dilation")}
+def _window(detail: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(detail[key] for key in ("input_size", "kernel_size", "stride", "padding", "dilation"))
+
+
+def _fits_window(demand: Demand) -> bool:
+    """Whether one byte can name the position in the window; otherwise the position in the plane is narrowed."""
+    return demand.fn == "window" and kernels.fits_window(*_window(demand.detail))
 
 
 def _serves_index(demand: Demand, dtype: torch.dtype) -> bool:
-    if dtype != torch.int64 or demand.fn not in ("window", "plane"):
-        return False
-    return demand.fn == "plane" or math.prod(demand.detail["kernel_size"]) <= WINDOW_MAX
+    return dtype == torch.int64 and demand.fn in ("window", "plane")
 
 
 def _pack_index(tensor: Tensor, demand: Demand) -> Packed:
-    layout, detail = Layout.of(tensor), demand.detail
-    if demand.fn == "window":
-        codes = kernels.pack_window(tensor, *_window(detail).values())
+    layout = Layout.of(tensor)
+    if _fits_window(demand):
+        codes = kernels.pack_window(tensor, *_window(demand.detail))
     else:
-        codes = kernels.narrow_int(layout.flat(tensor), math.prod(detail["input_size"]))
+        codes = kernels.narrow_int(layout.flat(tensor), math.prod(demand.detail["input_size"]))
     return Packed(layout, demand, (codes,))
 
 
 def _unpack_index(packed: Packed) -> Tensor:
-    layout, codes, detail = packed.layout, packed.payload[0], packed.demand.detail
-    if packed.demand.fn == "plane":
+    layout, codes, demand = packed.layout, packed.payload[0], packed.demand
+    if not _fits_window(demand):
         return layout.restore(kernels.widen_int(codes))
-    indices = kernels.unpack_window(codes, *_window(detail).values())
+    indices = kernels.unpack_window(codes, *_window(demand.detail))
     return indices if indices.stride() == layout.stride else layout.empty().copy_(indices)
 
 
 def _index_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int:
-    if demand.fn == "window":
+    if _fits_window(demand):
         return math.prod(shape)
-    size = kernels.narrow_dtype(math.prod(demand.detail["input_size"])).itemsize
-    return math.prod(shape) * size
+    return math.prod(shape) * kernels.narrow_dtype(math.prod(demand.detail["input_size"])).itemsize
 
 
 # --- WEIGHT: the parameter, cast again in backward ------------------------------------------------------------------

@@ -185,7 +185,8 @@ class Gate:
         """Find the roles and decide; then pack what the watched forward holds."""
         roots: list[Node | None] = [tensor.grad_fn for tensor in tensors_in(output)]
         learnt = lesson(frame, roots, owners, self.modules, {})
-        found = structure(learnt, self.rules, self.modules, frame.callers)
+        all_here = self.outside.frame is None
+        found = structure(learnt, self.rules, self.modules, frame.callers, all_here=all_here)
         if pack:
             seal_held(frame, found)
         self.structures[key] = found

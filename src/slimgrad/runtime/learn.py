@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from slimgrad.codecs import Codec, Demand, Keep
+from slimgrad.codecs import CODECS, Codec, Demand, Keep
 from slimgrad.errors import RuleError
 from slimgrad.runtime import needs
 from slimgrad.runtime.fake import Faked
@@ -210,12 +210,19 @@ def demand_of(lesson: Lesson, number: int) -> Demand:
     return sized(demand, site.node, lesson.records[number].shapes[sibling])
 
 
-def chosen(lesson: Lesson, rules: Sequence[Rule], modules: Mapping[str, nn.Module]) -> dict[int, Codec]:
-    """Site number -> codec, by the first rule that selects the site with a codec that can serve it."""
+def chosen(
+    lesson: Lesson, rules: Sequence[Rule], modules: Mapping[str, nn.Module], *, all_here: bool
+) -> dict[int, Codec]:
+    """Site number -> codec, by the first rule that selects the site with a codec that can serve it.
+
+    Where not all sites are here (some are outside the model, under `with run:`), an unused rule is no mistake.
+    """
     choice: dict[int, Codec] = {}
     selected: set[Rule] = set()
     served: set[Rule] = set()
     for number, site in enumerate(lesson.profile.sites):
+        if not lesson.profile.storages[site.storage].counted:
+            continue
         demand, dtype = demand_of(lesson, number), lesson.records[number].dtype
         for rule in rules:
             if not rule.selects(site, modules.get(site.path)):
@@ -228,7 +235,8 @@ def chosen(lesson: Lesson, rules: Sequence[Rule], modules: Mapping[str, nn.Modul
         if rule.where == "*" or isinstance(rule.codec, Keep):
             continue
         if rule not in selected:
-            _refuse_unused(rule, lesson)
+            if all_here:
+                _refuse_unused(rule, lesson)
         elif rule not in served:
             _refuse_unserved(rule, lesson, modules)
     return choice
@@ -240,20 +248,29 @@ def _refuse_unused(rule: Rule, lesson: Lesson) -> None:
 
 
 def _refuse_unserved(rule: Rule, lesson: Lesson, modules: Mapping[str, nn.Module]) -> None:
-    sites = [site for site in lesson.profile.sites if rule.selects(site, modules.get(site.path))]
+    profile = lesson.profile
+    counted = [site for site in profile.sites if profile.storages[site.storage].counted]
+    sites = [site for site in counted if rule.selects(site, modules.get(site.path))]
     found = ", ".join(sorted({str(site.need) for site in sites}))
     can = ", ".join(str(need) for need in rule.codec.needs_served())
+    wanted = {site.need for site in sites}
+    fitting = ", ".join(name for name, kind in CODECS.items() if wanted & set(kind().needs_served()))
     raise RuleError(
         f"{rule!r} cannot serve what it matches: {sites[0].name} and {len(sites) - 1} more need {found}, the codec "
-        f"serves {can}. Choose a codec for {found}, or drop the rule."
+        f"serves {can}. What would fit: {fitting}."
     )
 
 
 def structure(
-    lesson: Lesson, rules: Sequence[Rule], modules: Mapping[str, nn.Module], callers: Mapping[str, set[str | None]]
+    lesson: Lesson,
+    rules: Sequence[Rule],
+    modules: Mapping[str, nn.Module],
+    callers: Mapping[str, set[str | None]],
+    *,
+    all_here: bool = True,
 ) -> Structure:
     """Decide per storage: it is packed only if every saver lets go and bytes are saved; otherwise it is left alone."""
-    choice = chosen(lesson, rules, modules)
+    choice = chosen(lesson, rules, modules, all_here=all_here)
     orders: dict[tuple[str, int], dict[int, Order]] = {}
     reasons: dict[int, str] = {}
     for number, storage in enumerate(lesson.profile.storages):

@@ -91,8 +91,8 @@ def prelu_input(node: Node) -> Answer:
 
 
 def rrelu_input(node: Node) -> Answer:
-    """In eval mode this is LeakyReLU; in training the noise already holds the slopes and x is read for x > 0."""
-    return EXACT if node._saved_training else Answer(Need.MASK, "leaky_relu")  # type: ignore[attr-defined]
+    """In eval mode this is LeakyReLU; in training the noise holds the slopes, ones included, and x is not read."""
+    return NOTHING if node._saved_training else Answer(Need.MASK, "leaky_relu")  # type: ignore[attr-defined]
 
 
 def window_index(node: Node) -> Answer:
@@ -112,9 +112,11 @@ def _values(*slots: str) -> dict[str, Row]:
     return dict.fromkeys(slots, VALUES)
 
 
-SDPA: dict[str, Row] = _values("query", "key", "value", "output", "out", "attn_bias")
+SDPA: dict[str, Row] = _values("query", "key", "value", "output")
+SDPA_BIAS: dict[str, Row] = {**SDPA, "attn_bias": VALUES}
 LOSS: dict[str, Row] = _values("self", "target")
 CONVOLUTION: dict[str, Row] = {"input": operand_of(1), "weight": operand_of(0)}
+BACKEND_CONVOLUTION: dict[str, Row] = {"self": operand_of(1), "weight": operand_of(0)}
 
 TABLE: dict[str, dict[str, Row]] = {
     # products
@@ -130,8 +132,8 @@ TABLE: dict[str, dict[str, Row]] = {
     "TrilinearBackward0": _values("i1", "i2", "i3"),
     "ConvolutionBackward0": CONVOLUTION,
     "ConvolutionBackward1": CONVOLUTION,
-    "MkldnnConvolutionBackward0": CONVOLUTION,
-    "CudnnConvolutionBackward0": CONVOLUTION,
+    "MkldnnConvolutionBackward0": BACKEND_CONVOLUTION,
+    "CudnnConvolutionBackward0": BACKEND_CONVOLUTION,
     "ConvTbcBackward0": {"self": VALUES, "weight": VALUES},
     # functions whose backward reads one bit
     "ReluBackward0": {"result": mask("relu")},
@@ -140,7 +142,6 @@ TABLE: dict[str, dict[str, Row]] = {
     "ThresholdBackward0": {"self": mask("threshold", "threshold")},
     "ThresholdBackward1": {"self": mask("threshold", "threshold")},
     "HardtanhBackward0": {"self": mask("hardtanh", "min_val", "max_val")},
-    "HardtanhBackward1": {"self": mask("hardtanh", "min_val", "max_val")},
     "HardsigmoidBackward0": {"self": mask("hardsigmoid")},
     "HardshrinkBackward0": {"self": mask("shrink", "lambd")},
     "SoftshrinkBackward0": {"self": mask("shrink", "lambd")},
@@ -182,7 +183,7 @@ TABLE: dict[str, dict[str, Row]] = {
     "AdaptiveAvgPool3DBackward0": {"self": NOTHING},
     # norms: statistics stay exact
     "NativeBatchNormBackward0": {"input": batch_norm_input},
-    "CudnnBatchNormBackward0": {"input": VALUES},
+    "CudnnBatchNormBackward0": {"input": batch_norm_input},
     "MiopenBatchNormBackward0": {"input": VALUES},
     "NativeLayerNormBackward0": {"input": VALUES},
     "NativeGroupNormBackward0": {"input": VALUES},
@@ -197,9 +198,9 @@ TABLE: dict[str, dict[str, Row]] = {
     "LogsumexpBackward0": {"self": VALUES},
     "ScaledDotProductFlashAttentionBackward0": SDPA,
     "ScaledDotProductFlashAttentionForCpuBackward0": SDPA,
-    "ScaledDotProductEfficientAttentionBackward0": SDPA,
-    "ScaledDotProductCudnnAttentionBackward0": SDPA,
-    "ScaledDotProductFusedAttentionOverrideableBackward0": SDPA,
+    "ScaledDotProductEfficientAttentionBackward0": SDPA_BIAS,
+    "ScaledDotProductCudnnAttentionBackward0": SDPA_BIAS,
+    "ScaledDotProductFusedAttentionOverrideableBackward0": SDPA_BIAS,
     # losses
     "NllLossBackward0": {"self": NOTHING},
     "NllLoss2DBackward0": {"self": NOTHING},
@@ -211,7 +212,6 @@ TABLE: dict[str, dict[str, Row]] = {
     "SoftMarginLossBackward0": LOSS,
     "MultiMarginLossBackward0": {"self": VALUES},
     "MultilabelMarginLossBackward0": {"self": VALUES},
-    "KlDivBackward0": LOSS,
     # elementwise products and powers
     "MulBackward0": _values("self", "other"),
     "DivBackward0": _values("self", "other"),

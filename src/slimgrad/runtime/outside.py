@@ -84,7 +84,7 @@ class Outside:
         if not frame.records:
             return
         found = lesson(frame, roots, owners_of(self._model, ()), {}, {})
-        self._learnt = structure(found, self._outside_rules(), {}, frame.callers)
+        self._learnt = structure(found, self._outside_rules(), {}, frame.callers, all_here=False)
         seal_held(frame, self._learnt)
 
     def _outside_rules(self) -> tuple[Rule, ...]:
