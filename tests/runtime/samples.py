@@ -341,6 +341,11 @@ def holes(x: Tensor) -> Tensor:
     return flat.requires_grad_() * 1
 
 
+def void(x: Tensor) -> Tensor:
+    """Nothing but -inf: no element of a window is larger than what the search starts with."""
+    return torch.full_like(x, -INF).requires_grad_() * 1
+
+
 POOLS = [
     Sample("max pool1d", lambda i: F.max_pool1d(i.made(2, 3, 9), 3, 2, 1)),
     Sample("max pool1d unbatched", lambda i: F.max_pool1d(i.made(3, 9), 2)),
@@ -357,6 +362,8 @@ POOLS = [
     Sample("max pool2d of an expanded", lambda i: F.max_pool2d(i.made(2, 1, 9, 8).expand(2, 3, 9, 8), 3, 2, 1)),
     Sample("max pool2d nasty", lambda i: F.max_pool2d(holes(i.leaf(2, 3, 9, 8)), 3, 2, 1)),
     Sample("max pool2d channels last nasty", lambda i: F.max_pool2d(holes(i.leaf(2, 3, 9, 8, like=LAST2)), 3, 2, 1)),
+    Sample("max pool2d of -inf", lambda i: F.max_pool2d(void(i.leaf(1, 2, 12, 12)), 3, 2, 1)),
+    Sample("max pool2d channels last of -inf", lambda i: F.max_pool2d(void(i.leaf(1, 2, 12, 12, like=LAST2)), 3, 2, 1)),
     Sample("max pool2d dilated nasty", lambda i: F.max_pool2d(holes(i.leaf(2, 3, 9, 8)), 2, 2, 1, 2)),
     Sample("max pool2d window of 256", lambda i: F.max_pool2d(i.made(1, 2, 33, 33), 16, 8)),
     Sample("max pool2d window of 272", lambda i: F.max_pool2d(i.made(1, 2, 34, 34), (17, 16), 8)),
@@ -366,12 +373,14 @@ POOLS = [
     Sample("max pool3d dilated ceil", lambda i: F.max_pool3d(i.made(2, 3, 6, 7, 6), 2, 2, 1, 2, ceil_mode=True)),
     Sample("max pool3d unbatched", lambda i: F.max_pool3d(i.made(3, 6, 4, 5), (2, 1, 2))),
     Sample("max pool3d channels last", lambda i: F.max_pool3d(i.made(2, 3, 6, 5, 5, like=LAST3), 3, 2, 1)),
+    Sample("max pool3d of -inf", lambda i: F.max_pool3d(void(i.leaf(1, 2, 6, 6, 6)), 3, 2, 1)),
     Sample("max pool3d nasty", lambda i: F.max_pool3d(holes(i.leaf(2, 3, 6, 5, 5)), 3, 2, 1)),
     Sample("adaptive max pool1d", lambda i: F.adaptive_max_pool1d(i.made(2, 3, 9), 4)),
     Sample("adaptive max pool2d", lambda i: F.adaptive_max_pool2d(i.made(2, 3, 9, 8), (4, 3))),
     Sample("adaptive max pool2d channels last", lambda i: F.adaptive_max_pool2d(i.made(2, 3, 9, 8, like=LAST2), 3)),
     Sample("adaptive max pool2d unbatched", lambda i: F.adaptive_max_pool2d(i.made(3, 20, 20), 4)),
     Sample("adaptive max pool2d nasty", lambda i: F.adaptive_max_pool2d(holes(i.leaf(2, 3, 9, 8)), 4)),
+    Sample("adaptive max pool2d of -inf", lambda i: F.adaptive_max_pool2d(void(i.leaf(1, 2, 12, 12)), 4)),
     Sample("adaptive max pool3d", lambda i: F.adaptive_max_pool3d(i.made(2, 3, 6, 5, 4), 2)),
     Sample("adaptive max pool3d unbatched", lambda i: F.adaptive_max_pool3d(i.made(3, 8, 8, 8), 2)),
     Sample("adaptive max pool3d nasty", lambda i: F.adaptive_max_pool3d(holes(i.leaf(2, 3, 6, 5, 4)), (3, 4, 2))),
@@ -386,7 +395,7 @@ POOLS = [
     Sample("avg pool2d channels last", lambda i: F.avg_pool2d(i.made(2, 3, 8, 6, like=LAST2), 2)),
     Sample("avg pool2d unbatched", lambda i: F.avg_pool2d(i.made(3, 8, 6), 2, divisor_override=8)),
     Sample("avg pool3d", lambda i: F.avg_pool3d(i.made(2, 3, 6, 4, 4), 2), FULL),
-    Sample("avg pool3d padded", lambda i: F.avg_pool3d(i.made(2, 3, 6, 5, 5), 4, 2, 1, True, False), FULL),
+    Sample("avg pool3d padded", lambda i: F.avg_pool3d(i.made(2, 3, 6, 5, 5), 2, 2, 1, True, False), FULL),
     Sample("avg pool3d channels last", lambda i: F.avg_pool3d(i.made(2, 3, 6, 4, 4, like=LAST3), 2), FULL),
     Sample("adaptive avg pool1d", lambda i: F.adaptive_avg_pool1d(i.made(2, 3, 8), 2)),
     Sample("adaptive avg pool2d", lambda i: F.adaptive_avg_pool2d(i.made(2, 3, 8, 8), 4)),

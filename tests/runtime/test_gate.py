@@ -416,3 +416,26 @@ def test_a_storage_is_packed_only_if_every_saver_lets_go() -> None:
     run = sg.apply(model, [sg.Rule(nn.Conv2d, Halved()), sg.Rule("*", sg.Lossless())])
     model(images()).sum().backward()
     assert {site.site.path for site in run.report().sites} == {"1", "2"}
+
+
+def test_a_parameter_replaced_by_another_one_is_noticed() -> None:
+    plain, treated, run = pair(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+    x = torch.randn(32, 64)
+    for step in range(4):
+        if step == 2:
+            fresh = torch.randn(64, 64)
+            plain[1].weight, treated[1].weight = nn.Parameter(fresh.clone()), nn.Parameter(fresh.clone())
+        with torch.autocast("cpu", torch.bfloat16):
+            assert same(gradients(plain, lambda m: m(x)), gradients(treated, lambda m: m(x)))
+    assert {site.site.slot for site in run.report().sites} == {"mat2"}
+
+
+def test_the_autocast_copy_of_a_frozen_weight_is_made_again_too() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    model[1].requires_grad_(False)
+    plain, treated, run = pair(model)
+    x = torch.randn(32, 64)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert same(gradients(plain, lambda m: m(x)), gradients(treated, lambda m: m(x)))
+    assert [(site.site.path, site.site.parameter, site.after) for site in run.report().sites] == [("1", "1.weight", 0)]

@@ -28,10 +28,7 @@ class Lossless(Codec):
         return handler is not None and handler.serves(demand, dtype)
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
-        handler = HANDLERS.get(demand.need, ITSELF_HANDLER)
-        if not handler.serves(demand, tensor.dtype):
-            raise SpecError(f"Lossless cannot serve {demand.need} of {demand.fn or 'this tensor'} in {tensor.dtype}")
-        return handler.pack(tensor, demand)
+        return HANDLERS.get(demand.need, ITSELF_HANDLER).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
         return HANDLERS.get(packed.demand.need, ITSELF_HANDLER).unpack(packed)
@@ -73,7 +70,8 @@ def _bit(demand: Demand, dtype: torch.dtype) -> Bit | None:
 
 def _pack_mask(tensor: Tensor, demand: Demand) -> Packed:
     bit = _bit(demand, tensor.dtype)
-    assert bit is not None  # `serves` was asked first
+    if bit is None:
+        raise SpecError(f"Lossless cannot serve {demand.need} of {demand.fn} in {tensor.dtype} by one exact bit")
     layout = Layout.of(tensor)
     on = (
         float(tensor.amax()) if demand.fn == "dropout" and tensor.numel() else bit.on
@@ -141,7 +139,7 @@ def _serves_weight(demand: Demand, dtype: torch.dtype) -> bool:
 def _pack_weight(tensor: Tensor, demand: Demand) -> Packed:
     assert demand.parameter is not None
     extra = {"version": demand.parameter._version, "offset": tensor.storage_offset()}
-    return Packed(Layout.of(tensor), demand, (), extra)
+    return Packed(Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device), demand, (), extra)
 
 
 def _unpack_weight(packed: Packed) -> Tensor:
@@ -153,7 +151,8 @@ def _unpack_weight(packed: Packed) -> Tensor:
             f"(version {extra['version']} then, {parameter._version} now), so its {layout.dtype} copy cannot be made "
             "again. Call backward before optimizer.step(), or exempt the module with Rule(path, Keep())."
         )
-    return parameter.detach().to(layout.dtype).as_strided(layout.shape, layout.stride, extra["offset"])
+    source = parameter.detach() if torch.is_grad_enabled() else parameter
+    return source.to(layout.dtype).as_strided(layout.shape, layout.stride, extra["offset"])
 
 
 # --- anything, by itself --------------------------------------------------------------------------------------------

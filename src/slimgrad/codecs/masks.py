@@ -3,6 +3,7 @@
 Each entry says for which x stock backward lets the gradient pass, and gives a value `on` inside and a value `off`
 outside that set; handing those to the stock backward node gives the same gradient bit for bit. NaN follows stock
 backward too: ReLU tests `x <= 0`, which NaN fails, so the gradient passes; LeakyReLU tests `x > 0`, so it does not.
+Hardtanh and the shrinks let NaN pass as CUDA does; on a CPU stock torch itself blocks it in vectors, not in their tail.
 
 The bounds must be exact in the tensor's dtype: kernels differ in whether they compare in it or in float32.
 """

@@ -7,6 +7,8 @@ ragged, so only it has masks: a mask against an n that is not a multiple of 16 w
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -51,11 +53,17 @@ def unpack_bits(bits: Tensor, n: int, on: float, off: float, dtype: torch.dtype)
     out = torch.empty(n, dtype=dtype, device=bits.device)
     if n:
         pattern = PATTERNS[dtype.itemsize]
-        on_bits, off_bits = torch.tensor([on, off], dtype=dtype, device="cpu").view(pattern).tolist()
+        on_bits, off_bits = _patterns(on, off, dtype)
         grid = (triton.cdiv(n, UNPACK_BLOCK),)
         with device_of(bits):
             _unpack_kernel[grid](bits, out.view(pattern), n, on_bits, off_bits, UNPACK_BLOCK, num_warps=UNPACK_WARPS)
     return out
+
+
+@lru_cache(maxsize=256)
+def _patterns(on: float, off: float, dtype: torch.dtype) -> list[int]:
+    """The two values as bit patterns; cached because asking torch takes longer than the launch."""
+    return torch.tensor([on, off], dtype=dtype, device="cpu").view(PATTERNS[dtype.itemsize]).tolist()  # type: ignore[no-any-return]
 
 
 @triton.jit

@@ -11,4 +11,9 @@ from torch import Tensor
 
 def device_of(t: Tensor) -> AbstractContextManager[object]:
     """Triton launches on the current device, which need not be the tensor's."""
-    return torch.cuda.device(t.device) if t.is_cuda else contextlib.nullcontext()
+    if t.is_cuda and t.device.index != torch.cuda.current_device():
+        return torch.cuda.device(t.device)
+    return HERE
+
+
+HERE = contextlib.nullcontext()

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint
 
@@ -43,6 +42,8 @@ from slimgrad.runtime.tickets import (
 from slimgrad.spec import Need
 
 top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+_push_hooks: Callable[[Any, Any], None] = torch._C._autograd._push_saved_tensors_default_hooks
+_pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
 ROOT = ""
 """The model's own path."""
@@ -75,78 +76,84 @@ ASIDE = _Aside()
 
 
 class Frame:
-    """The stack of module calls, and our hooks switched on and off with it."""
+    """The stack of module calls, and our hooks switched on and off with it.
 
-    def __init__(self, calls: Calls) -> None:
+    `borders` says for each module path whether tensors saved by that module itself are ours to see; where it says
+    nothing, nothing changes at that module's border.
+    """
+
+    def __init__(self, calls: Calls, borders: Mapping[str, bool]) -> None:
         self.calls = calls
-        self.stack: list[tuple[str, Scope | _Aside | None]] = []
+        self.borders = borders
+        self.stack: list[tuple[str, Scope | _Aside | None, Scope | None]] = []
+        """Path, its scope, and the scope to go back to."""
         self.scope: Scope | None = None
         self.counts: dict[str, int] = {}
         self.surprises: list[str] = []
-        self._shared: dict[Any, tuple[StorageWeakRef, weakref.ref[Packed]]] = {}
+        self._shared: dict[Any, tuple[StorageWeakRef, Packed]] = {}
         self._pack = self.pack  # one object, so that torch's stack can be compared by identity
-        self._hooks = saved_tensors_hooks(self._pack, unpack)
         self._on = False
         top = top_hooks(True)
-        self._below = None if top is None else top[0]  # None, or that of `with run:` around the model
+        self._below = None if top is None else top[0]
+        self._expected = self._below
+        """The hook that is innermost now unless somebody else's is."""
 
     # --- where we are ---
 
-    def active(self, path: str) -> bool | None:
-        """Whether tensors saved by this module itself are ours to see; None where nothing changes at its border."""
-        raise NotImplementedError
-
     def enter(self, path: str) -> None:
-        active = self.active(path)
-        if active is None or self.foreign():
-            self.stack.append((path, ASIDE))
+        active = self.borders.get(path)
+        top = top_hooks(True)
+        if active is None or (None if top is None else top[0]) is not self._expected:
+            self.stack.append((path, ASIDE, self.scope))
             return
         call = self.counts.get(path, 0)
         self.counts[path] = call + 1
-        self.scope = Scope(path, call, self.calls.get((path, call), ())) if active else None
-        self.stack.append((path, self.scope))
-        self._switch(active)
+        scope = Scope(path, call, self.calls.get((path, call), ())) if active else None
+        self.stack.append((path, scope, self.scope))
+        self.scope = scope
+        if active is not self._on:
+            self._switch(active)
 
     def leave(self, path: str) -> None:
         """Leave the innermost call of `path`, and with it any call inside whose own leaving was missed."""
-        if all(entered != path for entered, _ in self.stack):
-            return
-        while self.stack:
-            entered, scope = self.stack.pop()
-            if isinstance(scope, Scope):
-                self.check_left(scope)
-            if entered == path:
-                break
-        self.scope = next((scope for _, scope in reversed(self.stack) if not isinstance(scope, _Aside)), None)
-        if scope is not ASIDE:
-            self._switch(self.scope is not None)
+        stack = self.stack
+        if not stack or stack[-1][0] != path:
+            if all(entered != path for entered, _, _ in stack):
+                return
+            while stack[-1][0] != path:
+                stack.pop()
+        _, scope, self.scope = stack.pop()
+        if isinstance(scope, Scope) and scope.index < len(scope.orders):
+            self.surprises.append(f"{path or 'the model'} saved {scope.index} tensors, not {len(scope.orders)}")
+        if scope is not ASIDE and (self.scope is not None) is not self._on:
+            self._switch(not self._on)
 
     def close(self) -> None:
         """Switch our hooks off, whatever happened inside."""
         self.stack.clear()
         self.scope = None
-        self._switch(False)
+        if self._on:
+            self._switch(False)
         self._shared.clear()
 
-    def foreign(self) -> bool:
-        """Whether hooks that are not this frame's are innermost now."""
-        top = top_hooks(True)
-        return (None if top is None else top[0]) is not (self._pack if self._on else self._below)
+    def pause(self) -> None:
+        """Let another frame have the floor, as the model's inside `with run:`."""
+        if self._on:
+            self._switch(False)
 
-    def check_left(self, scope: Scope) -> None:
-        if scope.index < len(scope.orders):
-            self.surprises.append(f"{scope.path or 'the model'} saved {scope.index} tensors, not {len(scope.orders)}")
+    def resume(self) -> None:
+        if self.scope is not None and not self._on:
+            self._switch(True)
 
     def _switch(self, on: bool) -> None:
-        if on is self._on:
-            return
         if on:
-            self._hooks.__enter__()
+            _push_hooks(self._pack, unpack)
         else:
             top = top_hooks(True)
             if top is not None and top[0] is self._pack:
-                self._hooks.__exit__()
+                _pop_hooks()
         self._on = on
+        self._expected = self._pack if on else self._below
 
     # --- what is saved there ---
 
@@ -159,10 +166,10 @@ class Frame:
         scope = self.scope
         if scope is None:
             return Kept(tensor)
-        index = scope.index
+        index, orders = scope.index, scope.orders
         scope.index = index + 1
         scope.shapes.append(tensor.shape)
-        order = scope.orders[index] if index < len(scope.orders) else None
+        order = orders[index] if index < len(orders) else None
         if order is None:
             return Kept(tensor)
         if not order.matches(tensor):
@@ -182,27 +189,25 @@ class Frame:
         key = (storage._cdata, tensor._version, view_of(tensor), order.codec, demand.need, demand.fn)
         known = self._shared.get(key)
         if known is not None and not known[0].expired():
-            packed = known[1]()
-            if packed is not None:
-                return Sealed(order, packed)
+            return Sealed(order, known[1])
         packed = order.codec.pack(tensor, demand)
         # The weak reference keeps the storage's identity from being reused, not its memory.
-        self._shared[key] = (StorageWeakRef(storage), weakref.ref(packed))
+        self._shared[key] = (StorageWeakRef(storage), packed)
         return Sealed(order, packed)
 
 
 class WorkFrame(Frame):
     """Packs what is ordered, where it is ordered, and leaves the rest to autograd."""
 
-    def __init__(self, calls: Calls, borders: Mapping[str, bool]) -> None:
-        super().__init__(calls)
-        self.borders = borders
-
-    def active(self, path: str) -> bool | None:
-        return self.borders.get(path)
-
     def pack(self, tensor: Tensor) -> Ticket:
         return self.ticket(tensor)
+
+
+class _Everywhere(dict[str, bool]):
+    """Borders of a frame that sees every module."""
+
+    def get(self, path: str, default: Any = None) -> Any:
+        return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,14 +245,11 @@ class WatchFrame(Frame):
     """Sees everything; packs what is ordered already, so that a watched forward need not be a large one."""
 
     def __init__(self, calls: Calls) -> None:
-        super().__init__(calls)
+        super().__init__(calls, _Everywhere())
         self.first = sequence_number()
         self.reader = Reader()
         self.records: list[Record] = []
         self.callers: dict[str, set[str | None]] = {}
-
-    def active(self, path: str) -> bool | None:
-        return True
 
     def enter(self, path: str) -> None:
         caller = None if self.scope is None else self.scope.path

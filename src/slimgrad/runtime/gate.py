@@ -51,6 +51,17 @@ class Opening:
         self.allocated: int | None = None
 
 
+class Local(threading.local):
+    """What each thread has for itself."""
+
+    frame: Frame | None = None
+    """The frame of the innermost forward."""
+
+    def __init__(self) -> None:
+        self.openings: list[Opening] = []
+        """The model's forwards under way; more than one only if the model calls itself."""
+
+
 class Gate:
     """Watches, learns, packs. One per applied model."""
 
@@ -65,7 +76,7 @@ class Gate:
         self.notes: dict[str, None] = {}
         self.outside = Outside(model, rules)
         self._parameters = tuple(model.parameters())
-        self._threads = threading.local()
+        self.local = Local()
         self._lock = threading.RLock()
         self._handles: dict[str, tuple[RemovableHandle, ...]] = {}
         self._root_handles: tuple[RemovableHandle, ...] = ()
@@ -104,19 +115,10 @@ class Gate:
 
     # --- one forward ---
 
-    @property
-    def openings(self) -> list[Opening]:
-        """The model's forwards under way in this thread; more than one only if the model calls itself."""
-        try:
-            return self._threads.openings  # type: ignore[no-any-return]
-        except AttributeError:
-            self._threads.openings = []
-            return self._threads.openings  # type: ignore[no-any-return]
-
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model's forward begins."""
         caller = sys._getframe(2)
-        openings = self.openings
+        openings = self.local.openings
         self._drop_interrupted(openings, caller)
         if openings and openings[-1].frame is not None:
             openings.append(Opening(caller, openings[-1].frame, nested=True))
@@ -126,16 +128,19 @@ class Gate:
         openings.append(opening)
         if self._stands_aside():
             return
-        self.outside.step()
+        self.outside.pause()
         key, audit_key = self._signature(args, kwargs)
         known = self.structures.get(key)
         opening.key, opening.audit_key = key, audit_key
+        if known is not None and not known.still_holds():
+            known = None
         if known is None or (audit_key not in self.audits and len(self.audits) < MAX_AUDITS):
             opening.frame = self._watch(opening, known, args, kwargs)
         else:
             opening.frame = WorkFrame(known.calls, known.borders)
             self.last = self.audits.get(audit_key, self.last)
             self._hook_borders(known.borders)
+        self.local.frame = opening.frame
         opening.frame.enter(ROOT)
 
     def _watch(self, opening: Opening, known: Structure | None, args: Any, kwargs: Any) -> WatchFrame:
@@ -149,17 +154,19 @@ class Gate:
 
     def shut(self, output: Any) -> None:
         """The model's forward ends, well or by an exception (then output is None)."""
-        openings = self.openings
+        openings = self.local.openings
         if not openings:
             return
         opening = openings.pop()
         frame = opening.frame
+        self.local.frame = openings[-1].frame if openings else None
         if frame is None:
             return
         frame.leave(ROOT)
         if opening.nested:
             return
         frame.close()
+        self.outside.resume()
         if isinstance(frame, WatchFrame):
             self._finish_watch(opening, frame, output)
         if frame.surprises and output is not None:
@@ -247,6 +254,7 @@ class Gate:
             stale = openings.pop()
             if stale.frame is not None:
                 stale.frame.close()
+        self.local.frame = openings[-1].frame if openings else None
 
     def _surprised(self, key: Any, surprises: list[str]) -> None:
         """The forward took another path than the one learnt: what was not recognised was kept. Learn again, a few times."""
@@ -270,28 +278,28 @@ def _on_stack(wanted: FrameType, innermost: FrameType | None) -> bool:
 class Border:
     """A module hook. On a copy of the model it is inert: a copy is an untouched model until something is applied to it."""
 
+    __slots__ = ("action", "gate", "local", "path")
+
     def __init__(self, gate: Gate | None, path: str, action: str) -> None:
         self.gate = gate
+        self.local = None if gate is None else gate.local
         self.path = path
         self.action = action
 
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        gate = self.gate
-        if gate is None or torch.compiler.is_compiling():
+        if self.local is None or torch.compiler.is_compiling():
             return
-        if self.action == "open":
-            gate.open(args, rest[0])
-            return
-        if self.action == "shut":
-            gate.shut(rest[0])
-            return
-        openings = gate.openings
-        if not openings or openings[-1].frame is None:
-            return
+        frame = self.local.frame
         if self.action == "enter":
-            openings[-1].frame.enter(self.path)
+            if frame is not None:
+                frame.enter(self.path)
+        elif self.action == "leave":
+            if frame is not None:
+                frame.leave(self.path)
+        elif self.action == "open":
+            self.gate.open(args, rest[0])  # type: ignore[union-attr]
         else:
-            openings[-1].frame.leave(self.path)
+            self.gate.shut(rest[0])  # type: ignore[union-attr]
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Border:
         return Border(None, self.path, self.action)

@@ -20,8 +20,9 @@ from slimgrad.runtime.rules import Rule
 from slimgrad.runtime.tickets import Held, Order, sized
 from slimgrad.spec import Need, Profile, Site, Storage
 
-MIN_BYTES = 4096
-"""Storages below this are left alone: packing one costs more time than its bytes are worth."""
+MIN_BYTES = {"cpu": 4 * 1024, "cuda": 1024 * 1024}
+"""Storages below this are left alone, by device. On a GPU packing and unpacking one site takes 50-100 us of host time,
+in which an H200 moves 200-400 MB: less than a mebibyte is not worth it, and in small models those are most sites."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,12 @@ class Structure:
     profile: Profile
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Storage number -> why it is left as it is."""
+    weights: tuple[tuple[Mapping[str, Any], str, torch.Tensor], ...] = ()
+    """Where each parameter that is cast again hangs: a module's parameters, the name there, and the parameter."""
+
+    def still_holds(self) -> bool:
+        """Whether no such parameter was replaced since by another one."""
+        return all(parameters.get(name) is parameter for parameters, name, parameter in self.weights)
 
 
 def demand_of(lesson: Lesson, number: int) -> Demand:
@@ -282,7 +289,20 @@ def structure(
             site = lesson.profile.sites[saver]
             orders.setdefault((site.path, site.call), {})[site.index] = _order(lesson, saver, choice[saver])
     calls = {call: tuple(found.get(i) for i in range(max(found) + 1)) for call, found in orders.items()}
-    return Structure(calls, _borders({path for path, _ in calls}, callers), lesson.profile, reasons)
+    borders = _borders({path for path, _ in calls}, callers)
+    return Structure(calls, borders, lesson.profile, reasons, _weights(calls, modules))
+
+
+def _weights(
+    calls: Calls, modules: Mapping[str, nn.Module]
+) -> tuple[tuple[Mapping[str, Any], str, torch.Tensor], ...]:
+    ordered = {id(o.demand.parameter) for found in calls.values() for o in found if o is not None}
+    return tuple(
+        (module._parameters, name, parameter)
+        for module in modules.values()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and id(parameter) in ordered
+    )
 
 
 def _order(lesson: Lesson, number: int, codec: Codec) -> Order:
@@ -297,8 +317,9 @@ def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> 
     sites = lesson.profile.sites
     if not storage.counted:
         return f"it is a {storage.kind}"
-    if storage.bytes < MIN_BYTES:
-        return f"it is smaller than {MIN_BYTES} bytes"
+    least = MIN_BYTES.get(lesson.records[storage.savers[0]].device.type, MIN_BYTES["cuda"])
+    if storage.bytes < least:
+        return f"it is smaller than {least} bytes, not worth the time"
     keepers = [sites[s] for s in storage.savers if s not in choice or isinstance(choice[s], Keep)]
     if keepers:
         who = ", ".join(f"{site.name} ({site.need})" for site in keepers[:3])

@@ -62,11 +62,17 @@ class Outside:
         self._threads.frame = frame
         frame.enter(OUTSIDE)
 
-    def step(self) -> None:
-        """The model is called: what is saved outside from now on belongs to this step."""
+    def pause(self) -> None:
+        """The model's forward begins: what it saves is not outside, and what follows it belongs to a new step."""
         if self.frame is not None and self.frame.scope is not None:
             self.frame.scope.index = 0
             self.frame.scope.shapes.clear()
+            self.frame.pause()
+
+    def resume(self) -> None:
+        """The model's forward has ended."""
+        if self.frame is not None:
+            self.frame.resume()
 
     def end(self, *, failed: bool) -> None:
         frame, witness = self.frame, getattr(self._threads, "witness", None)

@@ -59,12 +59,14 @@ class Order:
     def matches(self, tensor: Tensor) -> bool:
         """Whether the tensor looks like the one this order was made for."""
         site = self.site
-        return (
-            tensor.dtype is self.dtype
-            and tensor.dim() == len(site.shape)
-            and producer_name(tensor) == site.producer
-            and is_output(tensor) == self.is_output
-        )
+        if tensor.dtype is not self.dtype or tensor.dim() != len(site.shape):
+            return False
+        if self.demand.parameter is not None:
+            return tensor.shape == site.shape
+        node = tensor.grad_fn
+        if node is None:
+            return site.producer is None
+        return node.name() == site.producer and _is_newest(node) is self.is_output
 
     def demand_for(self, shapes: list[torch.Size]) -> Demand:
         """The demand, with the input size a pooling index is relative to."""
@@ -105,9 +107,13 @@ def producer_name(tensor: Tensor) -> str | None:
 
 
 def is_output(tensor: Tensor) -> bool:
-    """Whether the node that saves the tensor right now is the one that made it: the newest node of this thread."""
-    node = tensor.grad_fn
-    return node is not None and node._sequence_nr() == sequence_number() - 1
+    """Whether the node that saves the tensor right now is the one that made it."""
+    return tensor.grad_fn is not None and _is_newest(tensor.grad_fn)
+
+
+def _is_newest(node: Node) -> bool:
+    """Whether no node was made after this one in this thread: then it is the one that saves right now."""
+    return node._sequence_nr() == sequence_number() - 1
 
 
 class Sealed:
