@@ -133,6 +133,7 @@ class Gate:
         known = self.structures.get(key)
         opening.key, opening.audit_key = key, audit_key
         if known is not None and not known.still_holds():
+            self._forget(key)
             known = None
         if known is None or (audit_key not in self.audits and len(self.audits) < MAX_AUDITS):
             opening.frame = self._watch(opening, known, args, kwargs)
@@ -256,11 +257,14 @@ class Gate:
                 stale.frame.close()
         self.local.frame = openings[-1].frame if openings else None
 
+    def _forget(self, key: Any) -> None:
+        self.structures.pop(key, None)
+        self.audits = {place: audit for place, audit in self.audits.items() if place[0] != key}
+
     def _surprised(self, key: Any, surprises: list[str]) -> None:
         """The forward took another path than the one learnt: what was not recognised was kept. Learn again, a few times."""
         if self.lessons.get(key, 0) < MAX_LESSONS:
-            self.structures.pop(key, None)
-            self.audits = {place: audit for place, audit in self.audits.items() if place[0] != key}
+            self._forget(key)
         note = "a forward took another path than the one learnt; tensors not recognised were kept as they are"
         if note not in self.notes:
             self.notes[note] = None
