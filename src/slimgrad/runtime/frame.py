@@ -272,7 +272,7 @@ class WatchFrame(Frame):
                 path=scope.path,
                 call=scope.call,
                 index=index,
-                sequence=sequence_number() - 1,
+                sequence=_saving_node(tensor),
                 shape=tensor.shape,
                 dtype=tensor.dtype,
                 device=tensor.device,
@@ -287,6 +287,16 @@ class WatchFrame(Frame):
             )
         )
         return held
+
+
+def _saving_node(tensor: Tensor) -> int:
+    """The sequence number of the node that saves the tensor right now.
+
+    It is the newest, except where an in-place op (hardtanh_, silu_, ...) saves a clone of its input: the clone has a node
+    too, made after that of the op.
+    """
+    newest = sequence_number() - 1
+    return newest - 1 if producer_name(tensor) == "CloneBackward0" and is_output(tensor) else newest
 
 
 def _saved_by_checkpoint() -> bool:
