@@ -113,7 +113,9 @@ def main() -> None:
     print(f"{'row':26} {'dtype':10} {'median ms':>10} {'ratio':>7} {'paired':>7} {'first step ms':>14}")
     for row in rows:
         dtype = "bf16 auto" if row["autocast"] else "fp32"
-        figures = f"{row['median_ms']:10.2f} {row['ratio']:7.3f} {row['paired_ratio']:7.3f} {row['first_step_ms']:14.1f}"
+        figures = (
+            f"{row['median_ms']:10.2f} {row['ratio']:7.3f} {row['paired_ratio']:7.3f} {row['first_step_ms']:14.1f}"
+        )
         print(f"{row['row']:26} {dtype:10} {figures}")
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))

@@ -35,8 +35,10 @@ class Case:
 
 
 def equal(before: Tensor, after: Tensor) -> bool:
-    return torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0)) if before.is_floating_point() else torch.equal(
-        before, after
+    return (
+        torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0))
+        if before.is_floating_point()
+        else torch.equal(before, after)
     )
 
 

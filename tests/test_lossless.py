@@ -72,8 +72,12 @@ def test_a_batch_given_to_apply_teaches_the_sites_before_the_first_step(
 def test_the_ratio_of_a_body_that_is_frozen_over_a_trained_stem_is_at_least_five() -> None:
     """Gradients flow through the frozen body to the stem, as in prompt or adapter tuning, and the head is trained."""
     torch.manual_seed(0)
-    body = nn.Sequential(*[m for _ in range(4) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())])
-    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    body = nn.Sequential(
+        *[m for _ in range(4) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())]
+    )
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    )
     body.requires_grad_(False)
     body.eval()
     run = sg.apply(model, sg.Lossless())

@@ -23,7 +23,9 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 
 def every_dtype() -> pytest.MarkDecorator:
-    params = [pytest.param(case, dtype, id=f"{case}-{dtype}".replace("torch.", "")) for case in CASES for dtype in case.dtypes]
+    params = [
+        pytest.param(case, dtype, id=f"{case}-{dtype}".replace("torch.", "")) for case in CASES for dtype in case.dtypes
+    ]
     return pytest.mark.parametrize(("case", "dtype"), params)
 
 

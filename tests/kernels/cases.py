@@ -96,7 +96,7 @@ POOLS = (
     Pool((6, 20), 4, 3, 2, 1, True, rank=1),
     Pool((2, 2, 1, 1), 3, 2, 1),  # a window larger than its input
     Pool((1, 2, 2, 40), (2, 5), (1, 2), (1, 2), (2, 3)),  # as high as its dilation
-    Pool((1, 1, 40, 40), 16, 8),  # 256 positions, all a byte has
+    Pool((1, 1, 40, 40), (15, 17), 8),  # 255 positions, all that a byte can name
     Pool((2, 5, 12, 12), 3, 2, 1, channels_last=True),
     Pool((3, 4, 7, 9), 2, 1, 1, 2, True, channels_last=True),
     Pool((2, 3, 6, 7, 8), 3, 2, 1, rank=3, channels_last=True),

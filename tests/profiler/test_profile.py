@@ -140,7 +140,11 @@ def test_profiles_round_trip_through_json() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "this is not JSON"), ("[]", "expected a JSON object"), ('{"type": "Rule"}', "expected JSON of type 'Profile'")],
+    [
+        ("{", "this is not JSON"),
+        ("[]", "expected a JSON object"),
+        ('{"type": "Rule"}', "expected JSON of type 'Profile'"),
+    ],
 )
 def test_text_that_is_no_profile_is_refused(text: str, message: str) -> None:
     with pytest.raises(sg.SpecError, match=message):

@@ -277,7 +277,9 @@ def test_an_exception_in_forward_leaves_a_model_that_works(error: type[BaseExcep
         treated(images())
     treated.error = None
     for seed in range(3):
-        assert same(gradients(plain, lambda m: m(images()), seed=seed), gradients(treated, lambda m: m(images()), seed=seed))
+        assert same(
+            gradients(plain, lambda m: m(images()), seed=seed), gradients(treated, lambda m: m(images()), seed=seed)
+        )
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
@@ -347,7 +349,9 @@ def test_functional_transforms_run_without_the_gate() -> None:
     x = torch.randn(32, 64)
 
     def loss(model: nn.Module) -> dict[str, Tensor]:
-        return torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(dict(model.named_parameters()))
+        return torch.func.grad(lambda p: torch.func.functional_call(model, p, (x,)).sum())(
+            dict(model.named_parameters())
+        )
 
     left, right = loss(plain), loss(treated)
     assert all(torch.equal(left[name], right[name]) for name in left)

@@ -174,7 +174,9 @@ def test_a_forward_without_backward_frees_everything() -> None:
     _, treated, _ = pair(cnn())
     for _ in range(3):
         refs: list[StorageWeakRef] = []
-        handle = treated[5].register_forward_pre_hook(lambda m, a, refs=refs: refs.append(StorageWeakRef(a[0].untyped_storage())))
+        handle = treated[5].register_forward_pre_hook(
+            lambda m, a, refs=refs: refs.append(StorageWeakRef(a[0].untyped_storage()))
+        )
         output = treated(images())
         handle.remove()
         assert not refs[0].expired()

@@ -136,7 +136,7 @@ def fitted(model: nn.Module, data: Data, *, seed: int, epochs: int, tick: Callab
         for images, labels in data.batches(seed + epoch):
             began = time.perf_counter()
             loss = F.cross_entropy(model(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             seconds.append(time.perf_counter() - began)

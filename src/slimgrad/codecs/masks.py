@@ -45,7 +45,7 @@ def between(low: float, high: float, *, nan: bool) -> Bit | None:
 
 def within(low: float, high: float) -> Bit | None:
     """The gradient passes where low <= x <= high; never for NaN."""
-    if not low <= high or low == -INF and high == INF:
+    if not low <= high or (low == -INF and high == INF):
         return None
     inside = low if low > -INF else high
     outside = INF if high < INF else -INF

@@ -63,7 +63,7 @@ def unpack_bits(bits: Tensor, n: int, on: float, off: float, dtype: torch.dtype)
 @lru_cache(maxsize=256)
 def _patterns(on: float, off: float, dtype: torch.dtype) -> list[int]:
     """The two values as bit patterns; cached because asking torch takes longer than the launch."""
-    return torch.tensor([on, off], dtype=dtype, device="cpu").view(PATTERNS[dtype.itemsize]).tolist()  # type: ignore[no-any-return]
+    return torch.tensor([on, off], dtype=dtype, device="cpu").view(PATTERNS[dtype.itemsize]).tolist()
 
 
 @triton.jit

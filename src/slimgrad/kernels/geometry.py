@@ -11,8 +11,12 @@ from torch import Tensor
 
 from slimgrad.errors import SpecError
 
-MAX_WINDOW = 256
-"""Positions inside a window that one byte can tell apart."""
+MAX_WINDOW = 255
+"""Positions inside a window that one byte can tell apart, beside NO_POSITION."""
+
+NO_POSITION = 255
+"""The code of an index that is not in its window: for a window full of -inf, CUDA's channels_last pool gives index 0
+wherever the window is."""
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slimgrad.kernels import reference
+from slimgrad.kernels import geometry, reference
 from slimgrad.kernels.geometry import Layout, Windows, dense, divider, windows
 from slimgrad.kernels.launch import device_of
+
+NO_POSITION = tl.constexpr(geometry.NO_POSITION)
 
 WINDOW_BLOCK = 1024
 """Elements per program; a power of two."""
@@ -73,14 +75,14 @@ def _launch(source: Tensor, target: Tensor, pool: Windows, layout: Layout, *, pa
     lead = 3 - pool.rank  # fewer dimensions are three with ones in front
     _, out1, out2 = (1,) * lead + layout.out
     _, in1, in2 = (1,) * lead + pool.input_size
-    _, k1, k2 = (1,) * lead + pool.kernel
+    k0, k1, k2 = (1,) * lead + pool.kernel
     steps = [*(1,) * lead, *pool.stride, *(0,) * lead, *pool.padding, *(1,) * lead, *pool.dilation]
     sizes = [layout.inner, math.prod(layout.out), out1, out2, in1, in2]
     divided = [item for size in sizes for item in (size, *divider(size))]
     flags = (pool.rank, layout.inner > 1, pack, WINDOW_BLOCK)
     with device_of(source):
         grid = (triton.cdiv(n, WINDOW_BLOCK),)
-        _window_kernel[grid](source, target, n, *divided, k1, k2, *steps, *flags, num_warps=WINDOW_WARPS)
+        _window_kernel[grid](source, target, n, *divided, k0, k1, k2, *steps, *flags, num_warps=WINDOW_WARPS)
 
 
 @triton.jit
@@ -117,7 +119,7 @@ def _window_kernel(
     size_inner, mul_inner, shift_inner, size_plane, mul_plane, shift_plane,
     size_out1, mul_out1, shift_out1, size_out2, mul_out2, shift_out2,
     size_in1, mul_in1, shift_in1, size_in2, mul_in2, shift_in2,
-    K1: tl.constexpr, K2: tl.constexpr,
+    K0: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
     STRIDE0: tl.constexpr, STRIDE1: tl.constexpr, STRIDE2: tl.constexpr,
     PAD0: tl.constexpr, PAD1: tl.constexpr, PAD2: tl.constexpr,
     DIL0: tl.constexpr, DIL1: tl.constexpr, DIL2: tl.constexpr,
@@ -143,14 +145,16 @@ def _window_kernel(
     start2 = o2 * STRIDE2 - PAD2
     if PACK:
         c0, c1, c2 = _coordinates(source.to(tl.int32), size_in1, mul_in1, shift_in1, size_in2, mul_in2, shift_in2, RANK)
-        code = ((c0 - start0) // DIL0 * K1 + (c1 - start1) // DIL1) * K2 + (c2 - start2) // DIL2
-        target = code.to(tl.uint8)
+        p0, p1, p2 = c0 - start0, c1 - start1, c2 - start2
+        inside = (p0 >= 0) & (p1 >= 0) & (p2 >= 0) & (p0 < K0 * DIL0) & (p1 < K1 * DIL1) & (p2 < K2 * DIL2)
+        code = (p0 // DIL0 * K1 + p1 // DIL1) * K2 + p2 // DIL2
+        target = tl.where(inside, code, NO_POSITION).to(tl.uint8)
     else:
         code = source.to(tl.int32)
         c0 = start0 + code // (K1 * K2) * DIL0
         c1 = start1 + code // K2 % K1 * DIL1
         c2 = start2 + code % K2 * DIL2
-        target = ((c0 * size_in1 + c1) * size_in2 + c2).to(tl.int64)
+        target = tl.where(code == NO_POSITION, 0, (c0 * size_in1 + c1) * size_in2 + c2).to(tl.int64)
     if left >= BLOCK:
         tl.store(target_ptr + lane, target)
     else:

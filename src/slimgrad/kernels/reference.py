@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels.geometry import Layout, Windows, dense, windows
+from slimgrad.kernels.geometry import NO_POSITION, Layout, Windows, dense, windows
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 
 CHUNK = 1 << 20
@@ -89,7 +89,7 @@ def unpack_window(
     base, offsets = _flat_starts(pool, layout, codes.device), _flat_offsets(pool, codes.device)
     for source, target in _slabs(layout, codes, out):
         torch.index_select(offsets, 0, source.reshape(-1).int(), out=target.view(-1))
-        target.add_(base)
+        target.add_(base).masked_fill_(source == NO_POSITION, 0)
     return out
 
 
@@ -194,18 +194,20 @@ def _starts(pool: Windows, layout: Layout, dtype: torch.dtype, device: torch.dev
 
 
 def _positions(flat: Tensor, pool: Windows, starts: list[Tensor]) -> Tensor:
-    """Row-major position inside its window of each flat index of a slab."""
+    """Row-major position inside its window of each flat index of a slab; NO_POSITION for one that is not in it."""
     rest, code, weight = flat.to(starts[0].dtype), torch.zeros((), dtype=starts[0].dtype, device=flat.device), 1
+    inside = torch.ones((), dtype=torch.bool, device=flat.device)
     for i in reversed(range(pool.rank)):
         above = torch.div(rest, pool.input_size[i], rounding_mode="trunc") if i else None
         coordinate = rest if above is None else rest - above * pool.input_size[i]
         local = coordinate - starts[i]
         if pool.dilation[i] > 1:
-            local = torch.div(local, pool.dilation[i], rounding_mode="trunc")
+            local = torch.div(local, pool.dilation[i], rounding_mode="floor")
+        inside = inside & (local >= 0) & (local < pool.kernel[i])
         code = torch.add(code, local, alpha=weight)
         weight *= pool.kernel[i]
         rest = rest if above is None else above
-    return code
+    return code.masked_fill_(~inside, NO_POSITION)
 
 
 def _strides(sizes: Sequence[int]) -> list[int]:
@@ -222,7 +224,8 @@ def _flat_starts(pool: Windows, layout: Layout, device: torch.device) -> Tensor:
 
 
 def _flat_offsets(pool: Windows, device: torch.device) -> Tensor:
-    """[prod(kernel)]: how far each position lies from its window's first one."""
-    code = torch.arange(math.prod(pool.kernel), device=device)
+    """[256]: how far each position lies from its window's first one; zero for codes that name none."""
+    code = torch.arange(256, device=device)
     steps = zip(pool.kernel, _strides(pool.kernel), pool.dilation, _strides(pool.input_size), strict=True)
-    return torch.stack([code // weight % k * (d * stride) for k, weight, d, stride in steps]).sum(0)
+    offsets = torch.stack([code // weight % k * (d * stride) for k, weight, d, stride in steps]).sum(0)
+    return offsets.masked_fill_(code >= math.prod(pool.kernel), 0)

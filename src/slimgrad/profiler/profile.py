@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from slimgrad.errors import UnsupportedModelError
 from slimgrad.runtime.batches import Arguments, call, split
 from slimgrad.runtime.fake import faked
-from slimgrad.runtime.frame import WatchFrame
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.runtime.learn import Owners, lesson, owners_of
+from slimgrad.runtime.lesson import Owners, lesson, owners_of
 from slimgrad.runtime.run import check_model
-from slimgrad.runtime.watch import watched
+from slimgrad.runtime.watch import WatchFrame, watched
 from slimgrad.spec import OUTSIDE, Profile
 
 
@@ -59,7 +58,7 @@ def _watch(
     owners: Owners,
     meta: dict[str, Any],
 ) -> Profile:
-    frame = WatchFrame({})
+    frame = WatchFrame()
     allocated = _allocated()
     frame.enter(OUTSIDE)
     with watched(model, frame):

@@ -65,8 +65,8 @@ def call(model: Callable[..., Any], arguments: Arguments) -> Any:
     except TypeError as error:
         given = f"{len(args)} positional and the keywords {sorted(kwargs)}" if kwargs else f"{len(args)} positional"
         raise BatchError(
-            f"the model does not take this batch ({given}): {error}. A dict is given as keywords, a tuple as positions; "
-            "with a loss_fn of two arguments a pair is (inputs, target)."
+            f"the model does not take this batch ({given}): {error}. A dict is given as keywords, a tuple as "
+            "positions; with a loss_fn of two arguments a pair is (inputs, target)."
         ) from error
 
 

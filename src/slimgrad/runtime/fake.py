@@ -95,7 +95,7 @@ def faked(model: nn.Module, arguments: Arguments, device: torch.device | str | N
         return tree_map_only(Tensor, fake, value)
 
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), RealIntegers():
+        with FakeTensorMode(allow_non_fake_inputs=True), RealIntegers():  # type: ignore[no-untyped-call]
             parameters = {name: fake(tensor) for name, tensor in model.named_parameters()}
             buffers = {name: fake(tensor) for name, tensor in model.named_buffers()}
             state = {**parameters, **buffers}
@@ -120,8 +120,8 @@ def _fake(tensor: Tensor, target: torch.device | None) -> Tensor:
 
 def _cannot(model: nn.Module, error: Exception) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{type(model).__name__} cannot run on fake tensors, because its forward depends on values ({error}). Profile it "
-        "with fake=False, and call apply without batch."
+        f"{type(model).__name__} cannot run on fake tensors, because its forward depends on values ({error}). Profile "
+        "it with fake=False, and call apply without batch."
     )
 
 

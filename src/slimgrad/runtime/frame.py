@@ -1,10 +1,10 @@
 """One forward of one model in one thread: where we are in it, and what is saved there.
 
 NOTE [Two kinds of frame]
-A WatchFrame sees every tensor that is saved, under hooks on every module: it is how roles are learnt and bytes are
-counted. It runs in the first forward, and once more whenever the model meets new shapes, to count them. A WorkFrame
-runs in all other forwards; its hooks are active only inside modules that have something to pack, so that everything
-else costs what stock autograd costs.
+A WatchFrame (watch.py) sees every tensor that is saved, under hooks on every module: it is how roles are learnt and
+bytes are counted. It runs in the first forward, and once more whenever the model meets new shapes, to count them. A
+WorkFrame runs in all other forwards; its hooks are active only inside modules that have something to pack, so that
+everything else costs what stock autograd costs.
 
 NOTE [Whose hooks are on top]
 Only the innermost pair of saved-tensor hooks applies. Where somebody else's pair is on top (torch.utils.checkpoint,
@@ -13,32 +13,15 @@ save_on_cpu), entering ours would switch theirs off silently; a frame then stand
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import checkpoint
 
-from slimgrad.codecs import Packed
-from slimgrad.runtime import needs
-from slimgrad.runtime.tickets import (
-    Held,
-    Kept,
-    Order,
-    Reader,
-    Sealed,
-    Ticket,
-    is_output,
-    producer_name,
-    sequence_number,
-    unpack,
-)
+from slimgrad.codecs import Demand, Packed
+from slimgrad.runtime.tickets import Kept, Order, Sealed, Ticket, producer_name, unpack
 from slimgrad.spec import Need
 
 top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -52,11 +35,11 @@ WITHOUT_PAYLOAD = (Need.NOTHING, Need.WEIGHT)
 """Needs for which nothing is stored, so that nothing can be shared."""
 
 Calls = Mapping[tuple[str, int], tuple[Order | None, ...]]
-"""The orders of each module call, one entry per tensor that the call saves itself."""
+"""The orders of each call of an anchor, one entry per tensor that is saved in it."""
 
 
 class Scope:
-    """One call of one module: counts the tensors that this call saves itself, not those of its children."""
+    """One call of an anchor (see anchors.py): counts the tensors that are saved in it, and has an order for some."""
 
     __slots__ = ("call", "index", "orders", "path", "shapes")
 
@@ -123,10 +106,14 @@ class Frame:
             while stack[-1][0] != path:
                 stack.pop()
         _, scope, self.scope = stack.pop()
-        if isinstance(scope, Scope) and scope.index < len(scope.orders):
+        if isinstance(scope, Scope) and scope is not self.scope and scope.index < len(scope.orders):
             self.surprises.append(f"{path or 'the model'} saved {scope.index} tensors, not {len(scope.orders)}")
-        if scope is not ASIDE and (self.scope is not None) is not self._on:
+        if scope is not ASIDE and self.wants_hooks() is not self._on:
             self._switch(not self._on)
+
+    def wants_hooks(self) -> bool:
+        """Whether what is saved here is ours to see."""
+        return self.scope is not None
 
     def close(self) -> None:
         """Switch our hooks off, whatever happened inside."""
@@ -142,8 +129,14 @@ class Frame:
             self._switch(False)
 
     def resume(self) -> None:
-        if self.scope is not None and not self._on:
+        if self.wants_hooks() and not self._on:
             self._switch(True)
+
+    def restart(self) -> None:
+        """Count from the start of the current scope again."""
+        if self.scope is not None:
+            self.scope.index = 0
+            self.scope.shapes.clear()
 
     def _switch(self, on: bool) -> None:
         if on:
@@ -178,11 +171,10 @@ class Frame:
                 f"{order.site.producer}, found {tensor.dtype} of rank {tensor.dim()} made by {producer_name(tensor)}"
             )
             return Kept(tensor)
-        return self.seal(tensor, order, scope.shapes)
+        return self.seal(tensor, order, order.demand_for(scope.shapes))
 
-    def seal(self, tensor: Tensor, order: Order, shapes: list[torch.Size]) -> Sealed:
+    def seal(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
         """Pack the tensor as ordered; a storage already packed the same way in this forward is packed once."""
-        demand = order.demand_for(shapes)
         if demand.need in WITHOUT_PAYLOAD:
             return Sealed(order, order.codec.pack(tensor, demand))
         storage = tensor.untyped_storage()
@@ -203,112 +195,6 @@ class WorkFrame(Frame):
         return self.ticket(tensor)
 
 
-class _Everywhere(dict[str, bool]):
-    """Borders of a frame that sees every module."""
-
-    def get(self, path: str, default: Any = None) -> Any:
-        return True
-
-
-@dataclass(frozen=True, eq=False)
-class Record:
-    """One tensor that was saved while watching."""
-
-    held: weakref.ref[Held]
-    path: str
-    call: int
-    index: int
-    sequence: int
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-    producer: str | None
-    is_output: bool
-    """Whether the node that saves it also made it."""
-    view: tuple[Any, ...]
-    """Which part of its storage it is."""
-    leaf: Any
-    """The leaf tensor behind views and casts, if any."""
-    storage: StorageWeakRef
-    storage_bytes: int
-    shapes: list[torch.Size]
-    """Shapes of the tensors saved by the same call, as they come."""
-    boundary: bool
-    """Whether torch.utils.checkpoint saves it as an input of a region; its node hangs in no graph we could walk."""
-
-    @property
-    def storage_id(self) -> int:
-        return int(self.storage.cdata)
-
-
-class WatchFrame(Frame):
-    """Sees everything; packs what is ordered already, so that a watched forward need not be a large one."""
-
-    def __init__(self, calls: Calls) -> None:
-        super().__init__(calls, _Everywhere())
-        self.first = sequence_number()
-        self.reader = Reader()
-        self.records: list[Record] = []
-        self.callers: dict[str, set[str | None]] = {}
-
-    def enter(self, path: str) -> None:
-        caller = None if self.scope is None else self.scope.path
-        super().enter(path)
-        if self.stack[-1][1] is not ASIDE:
-            self.callers.setdefault(path, set()).add(caller)
-
-    def pack(self, tensor: Tensor) -> Ticket:
-        scope = self.scope
-        assert scope is not None  # hooks are on only inside a scope
-        index = scope.index
-        ticket = self.ticket(tensor)
-        storage = storage_of(tensor)
-        if storage is None:
-            return ticket
-        held = Held(ticket, self.reader)
-        self.records.append(
-            Record(
-                held=weakref.ref(held),
-                path=scope.path,
-                call=scope.call,
-                index=index,
-                sequence=_saving_node(tensor),
-                shape=tensor.shape,
-                dtype=tensor.dtype,
-                device=tensor.device,
-                producer=producer_name(tensor),
-                is_output=is_output(tensor),
-                view=view_of(tensor),
-                leaf=tensor if tensor.is_leaf and tensor.requires_grad else needs.leaf_behind(tensor.grad_fn),
-                storage=StorageWeakRef(storage),
-                storage_bytes=storage.nbytes(),
-                shapes=scope.shapes,
-                boundary=_saved_by_checkpoint(),
-            )
-        )
-        return held
-
-
-def _saving_node(tensor: Tensor) -> int:
-    """The sequence number of the node that saves the tensor right now.
-
-    It is the newest, except where an in-place op (hardtanh_, silu_, ...) saves a clone of its input: the clone has a node
-    too, made after that of the op.
-    """
-    newest = sequence_number() - 1
-    return newest - 1 if producer_name(tensor) == "CloneBackward0" and is_output(tensor) else newest
-
-
-def _saved_by_checkpoint() -> bool:
-    """Whether the Python code that saves right now is torch.utils.checkpoint's."""
-    caller: FrameType | None = sys._getframe(2)
-    for _ in range(2):  # its Function is applied through torch/autograd/function.py
-        if caller is not None and caller.f_code.co_filename == checkpoint.__file__:
-            return True
-        caller = None if caller is None else caller.f_back
-    return False
-
-
 def view_of(tensor: Tensor) -> tuple[Any, ...]:
     """Which part of its storage the tensor is."""
     return tensor.storage_offset(), tensor.shape, tensor.stride()
@@ -322,4 +208,3 @@ def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (RuntimeError, NotImplementedError):
         return None
-

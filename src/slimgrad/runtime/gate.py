@@ -1,4 +1,4 @@
-"""The gate: sole owner of saved-tensor hooks for one model, attached to it by module hooks and removed without trace."""
+"""The gate: sole owner of saved-tensor hooks for one model, attached by module hooks and removed without trace."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from torch.utils.hooks import RemovableHandle
 from slimgrad.errors import SlimgradWarning
 from slimgrad.runtime.batches import Arguments, call
 from slimgrad.runtime.fake import faked
-from slimgrad.runtime.frame import ROOT, Frame, WatchFrame, WorkFrame, top_hooks
+from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, top_hooks
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.runtime.learn import Owners, Structure, lesson, owners_of, seal_held, structure
 from slimgrad.runtime.ledger import Audit
+from slimgrad.runtime.lesson import Owners, lesson, owners_of
+from slimgrad.runtime.orders import Structure, seal_held, structure
 from slimgrad.runtime.outside import Outside
 from slimgrad.runtime.rules import Rule
-from slimgrad.runtime.watch import watched
+from slimgrad.runtime.watch import WatchFrame, watched
 
-_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled
+_hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 MAX_AUDITS = 64
 """Shapes that are counted before the ledger stops following new ones: each costs one watched forward."""
@@ -122,7 +123,7 @@ class Gate:
         self._drop_interrupted(openings, caller)
         if openings and openings[-1].frame is not None:
             openings.append(Opening(caller, openings[-1].frame, nested=True))
-            openings[-1].frame.enter(ROOT)  # type: ignore[union-attr]
+            openings[-1].frame.enter(ROOT)
             return
         opening = Opening(caller)
         openings.append(opening)
@@ -151,7 +152,7 @@ class Gate:
         opening.owners = owners_of(self.model, (args, kwargs))
         if torch.cuda.is_initialized():
             opening.allocated = torch.cuda.memory_allocated()
-        return WatchFrame({} if known is None else known.calls)
+        return WatchFrame() if known is None else WatchFrame(known.calls, known.borders)
 
     def shut(self, output: Any) -> None:
         """The model's forward ends, well or by an exception (then output is None)."""
@@ -194,9 +195,9 @@ class Gate:
         roots: list[Node | None] = [tensor.grad_fn for tensor in tensors_in(output)]
         learnt = lesson(frame, roots, owners, self.modules, {})
         all_here = self.outside.frame is None
-        found = structure(learnt, self.rules, self.modules, frame.callers, all_here=all_here)
+        found = structure(learnt, self.rules, self.modules, all_here=all_here)
         if pack:
-            seal_held(frame, found)
+            seal_held(frame, learnt, found)
         self.structures[key] = found
         self.lessons[key] = self.lessons.get(key, 0) + 1
         return found
@@ -211,12 +212,12 @@ class Gate:
             tuple([(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]),
             tuple([(tensor.dtype, tensor.requires_grad, tensor.dim()) for tensor in tensors]),
         )
-        return key, (key, tuple([tensor.shape for tensor in tensors]))
+        return key, (key, tuple(["nested" if tensor.is_nested else tensor.shape for tensor in tensors]))
 
     def learn_ahead(self, arguments: Arguments) -> None:
         """Learn the sites from a forward on fake tensors, so that even the first real forward packs as it goes."""
         key, _ = self._signature(*arguments)
-        frame = WatchFrame({})
+        frame = WatchFrame()
         with torch.enable_grad(), faked(self.model, arguments) as fake:
             with watched(self.model, frame):
                 output = call(fake.call, fake.arguments)
@@ -262,7 +263,7 @@ class Gate:
         self.audits = {place: audit for place, audit in self.audits.items() if place[0] != key}
 
     def _surprised(self, key: Any, surprises: list[str]) -> None:
-        """The forward took another path than the one learnt: what was not recognised was kept. Learn again, a few times."""
+        """Another path was taken than the one learnt; what was not recognised was kept. Learn again, a few times."""
         if self.lessons.get(key, 0) < MAX_LESSONS:
             self._forget(key)
         note = "a forward took another path than the one learnt; tensors not recognised were kept as they are"
@@ -280,7 +281,7 @@ def _on_stack(wanted: FrameType, innermost: FrameType | None) -> bool:
 
 
 class Border:
-    """A module hook. On a copy of the model it is inert: a copy is an untouched model until something is applied to it."""
+    """A module hook. On a copy of the model it is inert: a copy is untouched until something is applied to it."""
 
     __slots__ = ("action", "gate", "local", "path")
 

@@ -14,9 +14,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.report.human import human_bytes
-from slimgrad.runtime.frame import Record, WatchFrame
-from slimgrad.runtime.learn import Owners, Structure
+from slimgrad.runtime.lesson import Owners
+from slimgrad.runtime.orders import Structure
 from slimgrad.runtime.tickets import Kept, Order, Sealed
+from slimgrad.runtime.watch import Record, WatchFrame
 from slimgrad.spec import Report, SiteReport
 
 REASONS_SHOWN = 8

@@ -26,6 +26,8 @@ class Answer:
     detail: Mapping[str, Any] = field(default_factory=dict)
     sibling: str | None = None
     """Another slot of the same node whose shape is needed too."""
+    once: bool = False
+    """Whether this serves first-order gradients only."""
 
 
 EXACT = Answer(Need.EXACT)
@@ -38,8 +40,20 @@ BOOL = Answer(Need.MASK, "bool")
 Row = Answer | Callable[[Node], Answer]
 
 VIEWS = frozenset(
-    "TBackward0 TransposeBackward0 PermuteBackward0 ViewBackward0 ReshapeAliasBackward0 UnsqueezeBackward0 "
-    "SqueezeBackward0 SqueezeBackward1 SqueezeBackward2 ExpandBackward0 AliasBackward0 ToCopyBackward0".split()
+    [
+        "TBackward0",
+        "TransposeBackward0",
+        "PermuteBackward0",
+        "ViewBackward0",
+        "ReshapeAliasBackward0",
+        "UnsqueezeBackward0",
+        "SqueezeBackward0",
+        "SqueezeBackward1",
+        "SqueezeBackward2",
+        "ExpandBackward0",
+        "AliasBackward0",
+        "ToCopyBackward0",
+    ]
 )
 """Nodes that only view or cast: behind them may stand a parameter."""
 
@@ -86,8 +100,8 @@ def batch_norm_input(node: Node) -> Answer:
 
 
 def prelu_input(node: Node) -> Answer:
-    """dX needs x > 0; the slope's gradient needs x."""
-    return Answer(Need.MASK, "leaky_relu") if node.next_functions[1][0] is None else VALUES
+    """dX needs x > 0, its own gradient x >= 0; the slope's gradient needs x."""
+    return Answer(Need.MASK, "leaky_relu", once=True) if node.next_functions[1][0] is None else VALUES
 
 
 def rrelu_input(node: Node) -> Answer:
@@ -113,7 +127,7 @@ def _values(*slots: str) -> dict[str, Row]:
 
 
 SDPA: dict[str, Row] = _values("query", "key", "value", "output")
-SDPA_BIAS: dict[str, Row] = {**SDPA, "attn_bias": VALUES}
+"""A bias stays exact: it is often a mask of -inf."""
 LOSS: dict[str, Row] = _values("self", "target")
 CONVOLUTION: dict[str, Row] = {"input": operand_of(1), "weight": operand_of(0)}
 BACKEND_CONVOLUTION: dict[str, Row] = {"self": operand_of(1), "weight": operand_of(0)}
@@ -181,6 +195,13 @@ TABLE: dict[str, dict[str, Row]] = {
     "AvgPool3DBackward0": {"self": NOTHING},
     "AdaptiveAvgPool2DBackward0": {"self": NOTHING},
     "AdaptiveAvgPool3DBackward0": {"self": NOTHING},
+    # padding
+    "ReflectionPad1DBackward0": {"self": NOTHING},
+    "ReflectionPad2DBackward0": {"self": NOTHING},
+    "ReflectionPad3DBackward0": {"self": NOTHING},
+    "ReplicationPad1DBackward0": {"self": NOTHING},
+    "ReplicationPad2DBackward0": {"self": NOTHING},
+    "ReplicationPad3DBackward0": {"self": NOTHING},
     # norms: statistics stay exact
     "NativeBatchNormBackward0": {"input": batch_norm_input},
     "CudnnBatchNormBackward0": {"input": batch_norm_input},
@@ -198,9 +219,9 @@ TABLE: dict[str, dict[str, Row]] = {
     "LogsumexpBackward0": {"self": VALUES},
     "ScaledDotProductFlashAttentionBackward0": SDPA,
     "ScaledDotProductFlashAttentionForCpuBackward0": SDPA,
-    "ScaledDotProductEfficientAttentionBackward0": SDPA_BIAS,
-    "ScaledDotProductCudnnAttentionBackward0": SDPA_BIAS,
-    "ScaledDotProductFusedAttentionOverrideableBackward0": SDPA_BIAS,
+    "ScaledDotProductEfficientAttentionBackward0": SDPA,
+    "ScaledDotProductCudnnAttentionBackward0": SDPA,
+    "ScaledDotProductFusedAttentionOverrideableBackward0": SDPA,
     # losses
     "NllLossBackward0": {"self": NOTHING},
     "NllLoss2DBackward0": {"self": NOTHING},

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from slimgrad.runtime.frame import Frame, WatchFrame, WorkFrame
+from slimgrad.runtime.frame import Frame, WorkFrame
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.runtime.learn import Structure, lesson, owners_of, seal_held, structure
+from slimgrad.runtime.lesson import lesson, owners_of
+from slimgrad.runtime.orders import Structure, seal_held, structure
 from slimgrad.runtime.rules import Rule
+from slimgrad.runtime.watch import WatchFrame
 from slimgrad.spec import OUTSIDE
 
 
@@ -52,7 +54,7 @@ class Outside:
         if self.frame is not None or not torch.is_grad_enabled():
             return
         if self._learnt is None:
-            frame: Frame = WatchFrame({})
+            frame: Frame = WatchFrame()
             self._threads.witness = Witness()
             self._threads.witness.__enter__()
         elif self._learnt.calls:
@@ -64,9 +66,8 @@ class Outside:
 
     def pause(self) -> None:
         """The model's forward begins: what it saves is not outside, and what follows it belongs to a new step."""
-        if self.frame is not None and self.frame.scope is not None:
-            self.frame.scope.index = 0
-            self.frame.scope.shapes.clear()
+        if self.frame is not None:
+            self.frame.restart()
             self.frame.pause()
 
     def resume(self) -> None:
@@ -90,8 +91,8 @@ class Outside:
         if not frame.records:
             return
         found = lesson(frame, roots, owners_of(self._model, ()), {}, {})
-        self._learnt = structure(found, self._outside_rules(), {}, frame.callers, all_here=False)
-        seal_held(frame, self._learnt)
+        self._learnt = structure(found, self._outside_rules(), {}, all_here=False)
+        seal_held(frame, found, self._learnt)
 
     def _outside_rules(self) -> tuple[Rule, ...]:
         """Rules by class or path belong to modules; only these can speak of what is outside."""

@@ -21,7 +21,7 @@ Where = str | type[nn.Module] | Need | Callable[[Site], bool]
 
 @dataclass(frozen=True, repr=False)
 class Rule(Value):
-    """`Rule("encoder.*", codec)`, `Rule(nn.ReLU, codec)`, `Rule(Need.MASK, codec)` or `Rule(lambda site: ..., codec)`."""
+    """`Rule("encoder.*", codec)`, `Rule(nn.ReLU, codec)`, `Rule(Need.MASK, codec)`, `Rule(lambda site: ..., codec)`."""
 
     where: Where
     codec: Codec

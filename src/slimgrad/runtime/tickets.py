@@ -16,7 +16,7 @@ from slimgrad.runtime import needs
 from slimgrad.spec import Need, Site
 
 _current_node = torch._C._current_autograd_node
-sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class Kept:
@@ -129,7 +129,7 @@ class Sealed:
         node = _current_node()
         if node is not None:
             self.order.verify(node)
-            if self.order.codec.lossy and torch.is_grad_enabled():
+            if (self.order.codec.lossy or self.order.answer.once) and torch.is_grad_enabled():
                 raise DoubleBackwardError(
                     f"{self.order.site.name}: a second-order gradient (create_graph=True) goes through a tensor kept "
                     f"by {self.order.codec!r}, which holds too little for it. Exempt the module with "

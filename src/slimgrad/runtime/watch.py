@@ -1,14 +1,155 @@
-"""Watching one forward outside a gate: for profiles, and for learning ahead on fake tensors."""
+"""Watching a forward: every tensor that is saved, with the module call that saves it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import checkpoint
 
-from slimgrad.runtime.frame import WatchFrame
+from slimgrad.runtime import needs
+from slimgrad.runtime.frame import ASIDE, Calls, Frame, Scope, storage_of, top_hooks, view_of
+from slimgrad.runtime.tickets import Held, Reader, Ticket, is_output, producer_name, sequence_number
+
+Chain = tuple[tuple[str, int], ...]
+"""The module calls that are under way, outermost first: (path, which call of that module)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One tensor that was saved while watching."""
+
+    held: weakref.ref[Held]
+    number: int
+    """Its place among all tensors saved in this forward."""
+    path: str
+    call: int
+    index: int
+    sequence: int
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    producer: str | None
+    is_output: bool
+    """Whether the node that saves it also made it."""
+    view: tuple[Any, ...]
+    """Which part of its storage it is."""
+    leaf: Any
+    """The leaf tensor behind views and casts, if any."""
+    storage: StorageWeakRef
+    storage_bytes: int
+    boundary: bool
+    """Whether torch.utils.checkpoint saves it as an input of a region; its node hangs in no graph we could walk."""
+
+    @property
+    def storage_id(self) -> int:
+        return int(self.storage.cdata)
+
+
+class WatchFrame(Frame):
+    """Sees everything; packs what is ordered already, so that a watched forward need not be a large one."""
+
+    def __init__(self, calls: Calls | None = None, borders: Mapping[str, bool] | None = None) -> None:
+        super().__init__(calls or {}, borders or {})
+        self.first = sequence_number()
+        self.reader = Reader()
+        self.records: list[Record] = []
+        self.trail: list[Chain] = []
+        """For each tensor saved, in order, where that was."""
+        self._chains: list[Chain] = [()]
+        self._saved: dict[tuple[str, int], int] = {}
+
+    def enter(self, path: str) -> None:
+        top = top_hooks(True)
+        if (None if top is None else top[0]) is not self._expected:
+            self.stack.append((path, ASIDE, self.scope))
+            self._chains.append(self._chains[-1])
+            return
+        call = self.counts.get(path, 0)
+        self.counts[path] = call + 1
+        anchor = self.borders.get(path)
+        scope = self.scope if anchor is None else None
+        if anchor:
+            scope = Scope(path, call, self.calls.get((path, call), ()))
+        self.stack.append((path, scope, self.scope))
+        self._chains.append((*self._chains[-1], (path, call)))
+        self.scope = scope
+        if not self._on:
+            self._switch(True)
+
+    def leave(self, path: str) -> None:
+        super().leave(path)
+        del self._chains[len(self.stack) + 1 :]
+
+    def wants_hooks(self) -> bool:
+        return bool(self.stack)
+
+    def restart(self) -> None:
+        super().restart()
+        self.records.clear()
+        self.trail.clear()
+        self._saved.clear()
+
+    def pack(self, tensor: Tensor) -> Ticket:
+        chain = self._chains[-1]
+        path, call = chain[-1]
+        index = self._saved.get(chain[-1], 0)
+        self._saved[chain[-1]] = index + 1
+        self.trail.append(chain)
+        ticket = self.ticket(tensor)
+        storage = storage_of(tensor)
+        if storage is None:
+            return ticket
+        held = Held(ticket, self.reader)
+        self.records.append(
+            Record(
+                held=weakref.ref(held),
+                number=len(self.trail) - 1,
+                path=path,
+                call=call,
+                index=index,
+                sequence=_saving_node(tensor),
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                device=tensor.device,
+                producer=producer_name(tensor),
+                is_output=is_output(tensor),
+                view=view_of(tensor),
+                leaf=tensor if tensor.is_leaf and tensor.requires_grad else needs.leaf_behind(tensor.grad_fn),
+                storage=StorageWeakRef(storage),
+                storage_bytes=storage.nbytes(),
+                boundary=_saved_by_checkpoint(),
+            )
+        )
+        return held
+
+
+def _saving_node(tensor: Tensor) -> int:
+    """The sequence number of the node that saves the tensor right now.
+
+    It is the newest, except where an in-place op (hardtanh_, silu_, ...) saves a clone of its input: the clone has a
+    node too, made after that of the op.
+    """
+    newest = sequence_number() - 1
+    return newest - 1 if producer_name(tensor) == "CloneBackward0" and is_output(tensor) else newest
+
+
+def _saved_by_checkpoint() -> bool:
+    """Whether the Python code that saves right now is torch.utils.checkpoint's."""
+    caller: FrameType | None = sys._getframe(2)
+    for _ in range(2):  # its Function is applied through torch/autograd/function.py
+        if caller is not None and caller.f_code.co_filename == checkpoint.__file__:
+            return True
+        caller = None if caller is None else caller.f_back
+    return False
 
 
 @contextmanager

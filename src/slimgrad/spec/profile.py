@@ -18,8 +18,8 @@ INSTEAD = {
     Need.MASK: "one bit per element (exact)",
     Need.INDEX: "positions inside the window, one byte each (exact)",
     Need.DERIVATIVE: "a few bits per element that name the derivative's level",
-    Need.OPERAND: "its largest elements, blocks, channels, or a bounded-error code: only a parameter's gradient reads it",
-    Need.VALUES: "a quantized copy, or it can be recomputed or offloaded: its values enter the gradient that flows on",
+    Need.OPERAND: "its largest elements, blocks or channels, or a code with a bounded error",
+    Need.VALUES: "a quantized copy, or it can be recomputed or offloaded",
     Need.WEIGHT: "a reference to the parameter, cast again in backward (0 bytes, exact)",
     Need.EXACT: "nothing less: it must not change",
 }

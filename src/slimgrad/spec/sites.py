@@ -92,7 +92,7 @@ class Storage(Value):
 
     bytes: int
     kind: str
-    """'activation', 'weight copy' (an autocast copy), 'parameter', 'buffer' or 'input' (the last three are not autograd's)."""
+    """'activation' or 'weight copy' (by autocast); 'parameter', 'buffer' or 'input', which are not autograd's."""
     savers: tuple[int, ...]
     """Indices into Profile.sites."""
 

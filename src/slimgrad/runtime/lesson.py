@@ -1,0 +1,196 @@
+"""From a watched forward to a lesson: the profile, and beside it what only the live objects can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node
+
+from slimgrad.codecs import Demand
+from slimgrad.runtime import needs
+from slimgrad.runtime.fake import Faked
+from slimgrad.runtime.frame import storage_of
+from slimgrad.runtime.graph import reveal, tensors_in
+from slimgrad.runtime.tickets import Held, sized
+from slimgrad.runtime.watch import Chain, Record, WatchFrame
+from slimgrad.spec import Need, Profile, Site, Storage
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Storages that are not autograd's, and the parameters by identity."""
+
+    storages: Mapping[int, str]
+    """Storage identity -> 'parameter', 'buffer' or 'input'."""
+    parameters: Mapping[int, str]
+    """id(parameter), or of its fake -> name."""
+    real: Mapping[str, torch.Tensor]
+    """Name -> parameter."""
+
+
+def owners_of(model: nn.Module, inputs: Any, fake: Faked | None = None) -> Owners:
+    """The storages of parameters, buffers and inputs: they live on whatever autograd does."""
+    real = dict(model.named_parameters())
+    parameters = real if fake is None else fake.parameters
+    buffers = dict(model.named_buffers()) if fake is None else fake.buffers
+    storages: dict[int, str] = {}
+    groups = (("input", tensors_in(inputs)), ("buffer", buffers.values()), ("parameter", parameters.values()))
+    for kind, tensors in groups:
+        for tensor in tensors:
+            storage = storage_of(tensor)
+            if storage is not None:
+                storages[storage._cdata] = kind
+    names = {id(parameter): name for name, parameter in (*real.items(), *parameters.items())}
+    return Owners(storages, names, real)
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What a watched forward taught: the profile, and beside each site what only the live objects can tell."""
+
+    profile: Profile
+    records: tuple[Record, ...]
+    answers: tuple[needs.Answer, ...]
+    parameters: tuple[torch.Tensor | None, ...]
+    siblings: tuple[int | None, ...]
+    """For a slot that is relative to the shape of another one of its node: the number of that one's site."""
+    trail: tuple[Chain, ...]
+    """For each tensor saved in the forward, in order, the module calls that were under way."""
+
+    def demand(self, number: int) -> Demand:
+        """What backward demands at site `number`, complete."""
+        site, sibling = self.profile.sites[number], self.siblings[number]
+        demand = self.open_demand(number)
+        if self.answers[number].sibling is None or sibling is None:
+            return demand
+        return sized(demand, site.node, self.records[sibling].shape)
+
+    def open_demand(self, number: int) -> Demand:
+        """The same without the sibling's shape, which may be another one in the next step."""
+        site = self.profile.sites[number]
+        return Demand(need=site.need, fn=site.fn, detail=self.answers[number].detail, parameter=self.parameters[number])
+
+
+@dataclass(frozen=True)
+class Label:
+    """The node and slot a ticket serves, and what they need."""
+
+    node: str = "(not found)"
+    slot: str = "?"
+    answer: needs.Answer = needs.EXACT
+
+
+BOUNDARY = Label(needs.CHECKPOINT, "input", needs.VALUES)
+
+
+def lesson(
+    frame: WatchFrame,
+    roots: Iterable[Node | None],
+    owners: Owners,
+    modules: Mapping[str, nn.Module],
+    meta: dict[str, Any],
+) -> Lesson:
+    """Find the role of every tensor still held after the forward."""
+    alive = [(record, held) for record in frame.records if (held := record.held()) is not None]
+    labels = _labels(frame, roots, alive, modules)
+    by_slot = {(r.path, r.call, r.sequence, labels[h].slot): n for n, (r, h) in enumerate(alive) if h in labels}
+    savers: dict[int, list[int]] = {}
+    for number, (record, _) in enumerate(alive):
+        savers.setdefault(record.storage_id, []).append(number)
+    places = {key: place for place, key in enumerate(savers)}
+    sites, answers, parameters, siblings = [], [], [], []
+    for record, held in alive:
+        label = labels.get(held, BOUNDARY if record.boundary else Label())
+        parameter = _parameter_behind(record, label, owners, modules.get(record.path))
+        answer = _with_parameter(label.answer, parameter)
+        siblings.append(by_slot.get((record.path, record.call, record.sequence, answer.sibling or "")))
+        answers.append(answer)
+        parameters.append(parameter)
+        sites.append(_site(record, label, answer, parameter, owners, modules, places[record.storage_id]))
+    storages = [_storage(key, alive, found, sites, owners) for key, found in savers.items()]
+    profile = Profile(sites=tuple(sites), storages=tuple(storages), meta=meta)
+    records = tuple(record for record, _ in alive)
+    return Lesson(profile, records, tuple(answers), tuple(parameters), tuple(siblings), tuple(frame.trail))
+
+
+def _labels(
+    frame: WatchFrame,
+    roots: Iterable[Node | None],
+    alive: Sequence[tuple[Record, Held]],
+    modules: Mapping[str, nn.Module],
+) -> dict[Held, Label]:
+    places = {held: record for record, held in alive}
+    labels: dict[Held, Label] = {}
+    for held, node, slot in reveal(roots, frame.first, {record.sequence for record, _ in alive}, frame.reader):
+        record = places.get(held)
+        if record is not None:
+            module = modules.get(record.path)
+            answer = needs.answer_in_module(node, slot, module, record.device.type)
+            labels[held] = Label(node.name(), slot, answer)
+    return labels
+
+
+CASTING: dict[type, str] = {nn.Linear: "mat2", nn.Conv1d: "weight", nn.Conv2d: "weight", nn.Conv3d: "weight"}
+"""Modules whose forward is one product with `self.weight`, and the slot that holds it or its autocast copy."""
+
+
+def _parameter_behind(record: Record, label: Label, owners: Owners, module: nn.Module | None) -> torch.Tensor | None:
+    """The parameter of which the saved tensor is a view or a cast."""
+    if id(record.leaf) in owners.parameters:
+        return owners.real[owners.parameters[id(record.leaf)]]
+    # The copy of a frozen weight has no graph behind it; the module's class says what it is.
+    if record.producer is None and label.slot == CASTING.get(type(module)):
+        weight = module._parameters.get("weight") if module is not None else None
+        if weight is not None and weight.dtype != record.dtype and weight.numel() == record.shape.numel():
+            return weight
+    return None
+
+
+def _with_parameter(answer: needs.Answer, parameter: torch.Tensor | None) -> needs.Answer:
+    return needs.WEIGHT if parameter is not None and answer.need is not Need.NOTHING else answer
+
+
+def _site(
+    record: Record,
+    label: Label,
+    answer: needs.Answer,
+    parameter: torch.Tensor | None,
+    owners: Owners,
+    modules: Mapping[str, nn.Module],
+    storage: int,
+) -> Site:
+    module = modules.get(record.path)
+    return Site(
+        path=record.path,
+        module=type(module).__name__ if module is not None else record.path,
+        call=record.call,
+        index=record.index,
+        node=label.node,
+        slot=label.slot,
+        need=answer.need,
+        fn=answer.fn,
+        detail=dict(answer.detail),
+        producer=record.producer,
+        shape=tuple(int(size) for size in record.shape),
+        dtype=str(record.dtype).removeprefix("torch."),
+        bytes=int(record.shape.numel()) * record.dtype.itemsize,
+        storage=storage,
+        parameter=owners.parameters.get(id(parameter)) if parameter is not None else None,
+    )
+
+
+def _storage(
+    key: int,
+    alive: Sequence[tuple[Record, Held]],
+    savers: Sequence[int],
+    sites: Sequence[Site],
+    owners: Owners,
+) -> Storage:
+    kind = owners.storages.get(key)
+    if kind is None:
+        kind = "weight copy" if any(sites[number].parameter for number in savers) else "activation"
+    return Storage(bytes=alive[savers[0]][0].storage_bytes, kind=kind, savers=tuple(savers))

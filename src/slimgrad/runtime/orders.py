@@ -1,0 +1,170 @@
+"""From a lesson and rules to orders: what to do at each site, and at which modules to switch hooks on or off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from slimgrad.codecs import CODECS, Codec, Keep
+from slimgrad.errors import RuleError
+from slimgrad.runtime.anchors import lay_out
+from slimgrad.runtime.frame import Calls
+from slimgrad.runtime.lesson import Lesson
+from slimgrad.runtime.rules import Rule
+from slimgrad.runtime.tickets import Kept, Order
+from slimgrad.runtime.watch import WatchFrame
+from slimgrad.spec import Profile, Storage
+
+MIN_BYTES = {"cpu": 4 * 1024, "cuda": 1024 * 1024}
+"""Storages below this are left alone, by device. On a GPU packing and unpacking one site takes 50-100 us of host time,
+in which an H200 moves 200-400 MB: less than a mebibyte is not worth it, and in small models those are most sites."""
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """All that a WorkFrame needs: the orders of each call, and at which modules to switch hooks on or off."""
+
+    calls: Calls
+    borders: Mapping[str, bool]
+    profile: Profile
+    orders: Mapping[tuple[str, int, int], Order] = field(default_factory=dict)
+    """Site key -> its order."""
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    """Storage number -> why it is left as it is."""
+    weights: tuple[tuple[Mapping[str, Any], str, torch.Tensor], ...] = ()
+    """Where each parameter that is cast again hangs: a module's parameters, the name there, and the parameter."""
+
+    def still_holds(self) -> bool:
+        """Whether no such parameter was replaced since by another one."""
+        return all(parameters.get(name) is parameter for parameters, name, parameter in self.weights)
+
+
+def chosen(
+    lesson: Lesson, rules: Sequence[Rule], modules: Mapping[str, nn.Module], *, all_here: bool
+) -> dict[int, Codec]:
+    """Site number -> codec, by the first rule that selects the site with a codec that can serve it.
+
+    Where not all sites are here (some are outside the model, under `with run:`), an unused rule is no mistake.
+    """
+    choice: dict[int, Codec] = {}
+    selected: set[Rule] = set()
+    served: set[Rule] = set()
+    for number, site in enumerate(lesson.profile.sites):
+        if not lesson.profile.storages[site.storage].counted:
+            continue
+        demand, dtype = lesson.demand(number), lesson.records[number].dtype
+        for rule in rules:
+            if not rule.selects(site, modules.get(site.path)):
+                continue
+            selected.add(rule)
+            if rule.codec.serves(demand, dtype):
+                served.add(rule)
+                choice.setdefault(number, rule.codec)
+    for rule in rules:
+        if rule.where == "*" or isinstance(rule.codec, Keep):
+            continue
+        if rule not in selected:
+            if all_here:
+                _refuse_unused(rule, lesson)
+        elif rule not in served:
+            _refuse_unserved(rule, lesson, modules)
+    return choice
+
+
+def _refuse_unused(rule: Rule, lesson: Lesson) -> None:
+    needs_there = ", ".join(sorted({str(site.need) for site in lesson.profile.sites})) or "nothing at all"
+    raise RuleError(f"{rule!r} matches nothing that is kept for backward; the model keeps tensors for {needs_there}")
+
+
+def _refuse_unserved(rule: Rule, lesson: Lesson, modules: Mapping[str, nn.Module]) -> None:
+    profile = lesson.profile
+    counted = [site for site in profile.sites if profile.storages[site.storage].counted]
+    sites = [site for site in counted if rule.selects(site, modules.get(site.path))]
+    found = ", ".join(sorted({str(site.need) for site in sites}))
+    can = ", ".join(str(need) for need in rule.codec.needs_served())
+    wanted = {site.need for site in sites}
+    fitting = ", ".join(name for name, kind in CODECS.items() if wanted & set(kind().needs_served()))
+    raise RuleError(
+        f"{rule!r} cannot serve what it matches: {sites[0].name} and {len(sites) - 1} more need {found}, the codec "
+        f"serves {can}. What would fit: {fitting}."
+    )
+
+
+def structure(
+    lesson: Lesson, rules: Sequence[Rule], modules: Mapping[str, nn.Module], *, all_here: bool = True
+) -> Structure:
+    """Decide per storage: it is packed only if every saver lets go and bytes are saved; otherwise it is left alone."""
+    choice = chosen(lesson, rules, modules, all_here=all_here)
+    orders: dict[int, Order] = {}
+    reasons: dict[int, str] = {}
+    for number, storage in enumerate(lesson.profile.storages):
+        why = _why_kept(storage, choice, lesson)
+        if why is not None:
+            reasons[number] = why
+            continue
+        for saver in storage.savers:
+            orders[lesson.records[saver].number] = _order(lesson, saver, choice[saver])
+    calls, borders = lay_out(lesson.trail, orders)
+    by_site = {order.site.key: order for order in orders.values()}
+    return Structure(calls, borders, lesson.profile, by_site, reasons, _weights(orders.values(), modules))
+
+
+def _order(lesson: Lesson, number: int, codec: Codec) -> Order:
+    record, sibling = lesson.records[number], lesson.siblings[number]
+    return Order(
+        site=lesson.profile.sites[number],
+        answer=lesson.answers[number],
+        codec=codec,
+        demand=lesson.open_demand(number),
+        dtype=record.dtype,
+        is_output=record.is_output,
+        sibling=None if sibling is None else lesson.records[sibling].number,
+    )
+
+
+def seal_held(frame: WatchFrame, lesson: Lesson, found: Structure) -> None:
+    """Pack, by the orders just made, the tensors a watched forward holds; those changed in place since stay."""
+    for number, record in enumerate(lesson.records):
+        held, order = record.held(), found.orders.get((record.path, record.call, record.index))
+        if held is None or order is None or not isinstance(held.ticket, Kept):
+            continue
+        if held.ticket.tensor._version == held.ticket.version:
+            held.ticket = frame.seal(held.ticket.tensor, order, lesson.demand(number))
+
+
+def _weights(
+    orders: Iterable[Order], modules: Mapping[str, nn.Module]
+) -> tuple[tuple[Mapping[str, Any], str, torch.Tensor], ...]:
+    ordered = {id(order.demand.parameter) for order in orders}
+    return tuple(
+        (module._parameters, name, parameter)
+        for module in modules.values()
+        for name, parameter in module._parameters.items()
+        if parameter is not None and id(parameter) in ordered
+    )
+
+
+def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> str | None:
+    """Why the storage is left as it is; None if it can go."""
+    sites = lesson.profile.sites
+    if not storage.counted:
+        return f"it is a {storage.kind}"
+    least = MIN_BYTES.get(lesson.records[storage.savers[0]].device.type, MIN_BYTES["cuda"])
+    if storage.bytes < least:
+        return f"it is smaller than {least} bytes, not worth the time"
+    keepers = [sites[s] for s in storage.savers if s not in choice or isinstance(choice[s], Keep)]
+    if keepers:
+        who = ", ".join(f"{site.name} ({site.need})" for site in keepers[:3])
+        more = f" and {len(keepers) - 3} more" if len(keepers) > 3 else ""
+        return f"{who}{more} keeps it, and no rule offers less"
+    packs = {(choice[s], sites[s].need, sites[s].fn, lesson.records[s].view): s for s in storage.savers}
+    promised = sum(
+        choice[s].promised(sites[s].shape, lesson.records[s].dtype, lesson.demand(s)) for s in packs.values()
+    )
+    if promised >= storage.bytes:
+        return f"packing would hold {promised} bytes, no less than it has"
+    return None
