@@ -365,6 +365,7 @@ POOLS = [
     Sample("max pool2d of -inf", lambda i: F.max_pool2d(void(i.leaf(1, 2, 12, 12)), 3, 2, 1)),
     Sample("max pool2d channels last of -inf", lambda i: F.max_pool2d(void(i.leaf(1, 2, 96, 96, like=LAST2)), 3, 2, 1)),
     Sample("max pool2d dilated nasty", lambda i: F.max_pool2d(holes(i.leaf(2, 3, 9, 8)), 2, 2, 1, 2)),
+    Sample("max pool2d window of 255", lambda i: F.max_pool2d(i.made(1, 2, 33, 33), (15, 17), 8)),
     Sample("max pool2d window of 256", lambda i: F.max_pool2d(i.made(1, 2, 33, 33), 16, 8)),
     Sample("max pool2d window of 272", lambda i: F.max_pool2d(i.made(1, 2, 34, 34), (17, 16), 8)),
     Sample("max pool2d with indices", lambda i: F.max_pool2d(i.made(2, 3, 8, 6), 2, return_indices=True)),

@@ -171,7 +171,7 @@ def promised(saved: Saved) -> int:
         return 0
     if saved.need is Need.MASK:
         return -(-count // 8)
-    if math.prod(saved.demand.detail.get("kernel_size", [math.inf])) <= 256:
+    if math.prod(saved.demand.detail.get("kernel_size", [math.inf])) <= 255:
         return count
     plane = math.prod(saved.demand.detail["input_size"])
     return count * (1 if plane <= 256 else 2 if plane <= 32768 else 4)

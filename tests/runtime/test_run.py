@@ -74,7 +74,7 @@ def test_only_modules_can_be_treated() -> None:
 def test_a_model_on_the_meta_device_is_refused_with_what_to_do() -> None:
     with torch.device("meta"):
         model = nn.Linear(4, 4)
-    with pytest.raises(sg.UnsupportedModelError, match="'weight' is on the meta device.*to_empty"):
+    with pytest.raises(sg.UnsupportedModelError, match=r"'weight' is on the meta device.*to_empty"):
         sg.apply(model, sg.Lossless())
 
 

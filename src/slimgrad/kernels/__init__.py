@@ -6,9 +6,12 @@ tensor arrives, never before. `force="torch"` or `force="triton"` picks a twin b
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 from typing import Literal
 
 import torch
@@ -52,24 +55,30 @@ def backend(device: torch.device | str, force: Backend | None = None) -> Backend
     return "triton" if on_gpu and HAS_TRITON else "torch"
 
 
+def _twin(name: str, tensor: Tensor, force: Backend | None) -> ModuleType:
+    """The module whose functions serve the tensor. Cheap, because the hot path asks for every tensor."""
+    if force is None:
+        triton = tensor.is_cuda and HAS_TRITON
+    else:
+        triton = backend(tensor.device, force) == "triton"
+    return _module(name) if triton else reference
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"slimgrad.kernels.{name}")
+
+
 def pack_bits(x: Tensor, rule: Interval, *, force: Backend | None = None) -> Tensor:
     """One bit per element of a flat contiguous tensor: element 8j+k is bit k of byte j; the last byte's tail is 0."""
-    if backend(x.device, force) == "torch":
-        return reference.pack_bits(x, rule)
-    from slimgrad.kernels import bits
-
-    return bits.pack_bits(x, rule)
+    return _twin("bits", x, force).pack_bits(x, rule)  # type: ignore[no-any-return]
 
 
 def unpack_bits(
     packed: Tensor, n: int, on: float, off: float, dtype: torch.dtype, *, force: Backend | None = None
 ) -> Tensor:
     """The n bits of `pack_bits` as values `on` and `off` of `dtype`."""
-    if backend(packed.device, force) == "torch":
-        return reference.unpack_bits(packed, n, on, off, dtype)
-    from slimgrad.kernels import bits
-
-    return bits.unpack_bits(packed, n, on, off, dtype)
+    return _twin("bits", packed, force).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
 
 
 def pack_window(
@@ -86,11 +95,8 @@ def pack_window(
 
     Contiguous and channels_last layouts are kept. `fits_window` says beforehand whether a geometry can be packed.
     """
-    if backend(indices.device, force) == "torch":
-        return reference.pack_window(indices, input_size, kernel, stride, padding, dilation)
-    from slimgrad.kernels import pooling
-
-    return pooling.pack_window(indices, input_size, kernel, stride, padding, dilation)
+    twin = _twin("pooling", indices, force)
+    return twin.pack_window(indices, input_size, kernel, stride, padding, dilation)  # type: ignore[no-any-return]
 
 
 def unpack_window(
@@ -104,8 +110,5 @@ def unpack_window(
     force: Backend | None = None,
 ) -> Tensor:
     """The exact inverse of `pack_window`."""
-    if backend(codes.device, force) == "torch":
-        return reference.unpack_window(codes, input_size, kernel, stride, padding, dilation)
-    from slimgrad.kernels import pooling
-
-    return pooling.unpack_window(codes, input_size, kernel, stride, padding, dilation)
+    twin = _twin("pooling", codes, force)
+    return twin.unpack_window(codes, input_size, kernel, stride, padding, dilation)  # type: ignore[no-any-return]

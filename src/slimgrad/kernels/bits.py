@@ -37,7 +37,7 @@ def pack_bits(x: Tensor, rule: Interval) -> Tensor:
     if x.dtype not in COMPARED:
         return reference.pack_bits(x, rule)
     check_flat(x)
-    x, n = x.detach(), x.numel()
+    n = x.numel()
     words = x.dtype == torch.bool and x.data_ptr() % 8 == 0
     x = x.view(torch.uint8) if x.dtype == torch.bool else x
     out = torch.empty(byte_count(n), dtype=torch.uint8, device=x.device)
