@@ -57,11 +57,9 @@ def backend(device: torch.device | str, force: Backend | None = None) -> Backend
 
 def _twin(name: str, tensor: Tensor, force: Backend | None) -> ModuleType:
     """The module whose functions serve the tensor. Cheap, because the hot path asks for every tensor."""
-    if force is None:
-        triton = tensor.is_cuda and HAS_TRITON
-    else:
-        triton = backend(tensor.device, force) == "triton"
-    return _module(name) if triton else reference
+    if force is None and not (tensor.is_cuda and HAS_TRITON):
+        return reference
+    return _module(name) if force is None or backend(tensor.device, force) == "triton" else reference
 
 
 @cache
