@@ -39,7 +39,14 @@ OTHER_BACKENDS = {
 }
 """Nodes of the table that no dense tensor on a CPU or on CUDA meets, and who does."""
 
-CPU_ONLY = {"MkldnnConvolutionBackward0", "ScaledDotProductFlashAttentionForCpuBackward0"}
+CPU_ONLY = {
+    "MkldnnConvolutionBackward0",
+    "ScaledDotProductFlashAttentionForCpuBackward0",
+    # under deterministic algorithms, which the walk needs, CUDA pads by indexing instead
+    "ReplicationPad1DBackward0",
+    "ReplicationPad2DBackward0",
+    "ReplicationPad3DBackward0",
+}
 CUDA_ONLY = {
     "CudnnBatchNormBackward0",
     "CudnnConvolutionBackward0",

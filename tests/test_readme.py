@@ -1,0 +1,49 @@
+"""The README's code runs, its commands exist, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import slimgrad as sg
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_code_of_the_readme_runs_from_top_to_bottom() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    names: dict[str, object] = {"model": nn.Linear(2, 2)}
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        for block in blocks:
+            exec(block, names)
+    assert len(blocks) == 3
+    assert "autograd keeps" in shown.getvalue() and "What did not shrink, and why" in shown.getvalue()
+
+
+def test_the_sentences_below_the_profile_hold(tmp_path: Path) -> None:
+    names: dict[str, object] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)[1], names)
+    profile = names["profile"]
+    assert isinstance(profile, sg.Profile)
+    assert "transformer.h.0.mlp.act" in profile.explain("transformer.h.0.mlp.act")
+    assert profile.plot(tmp_path / "kept.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("target", re.findall(r"^make (\w+)", README, flags=re.MULTILINE))
+def test_every_make_command_of_the_readme_is_a_target(target: str) -> None:
+    assert f"\n{target}:" in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_to_a_file(page: Path) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
