@@ -165,3 +165,18 @@ def test_on_the_gpu_profiles_real_and_fake_agree(entry: Entry, autocast: bool) -
         real = sg.profile(model, batch, entry.loss)
         fake = sg.profile(model, batch, entry.loss, fake=True)
     assert abs(fake.kept_bytes - real.kept_bytes) <= 0.02 * real.kept_bytes
+
+
+def test_a_parameter_that_the_model_does_not_list_is_still_no_activation() -> None:
+    """Sharded training saves gathered parameters that `model.parameters()` never shows."""
+    hidden = nn.Parameter(torch.randn(64, 64))
+
+    class Gathered(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ hidden
+
+    x = torch.randn(32, 64, requires_grad=True)
+    assert {storage.kind for storage in sg.profile(Gathered(), x).storages} == {"parameter", "input"}
+    with torch.autocast("cpu", torch.bfloat16):
+        profile = sg.profile(Gathered(), x)
+    assert [s.kind for s in profile.storages if profile.lead(s).need is sg.Need.WEIGHT] == ["weight copy"]

@@ -142,6 +142,8 @@ def _parameter_behind(record: Record, label: Label, owners: Owners, module: nn.M
     """The parameter of which the saved tensor is a view or a cast."""
     if id(record.leaf) in owners.parameters:
         return owners.real[owners.parameters[id(record.leaf)]]
+    if isinstance(record.leaf, nn.Parameter):  # such as the gathered parameter of a sharded one
+        return record.leaf
     # The copy of a frozen weight has no graph behind it; the module's class says what it is.
     if record.producer is None and label.slot == CASTING.get(type(module)):
         weight = module._parameters.get("weight") if module is not None else None
@@ -179,7 +181,7 @@ def _site(
         dtype=str(record.dtype).removeprefix("torch."),
         bytes=int(record.shape.numel()) * record.dtype.itemsize,
         storage=storage,
-        parameter=owners.parameters.get(id(parameter)) if parameter is not None else None,
+        parameter=owners.parameters.get(id(parameter), "(unnamed)") if parameter is not None else None,
     )
 
 
@@ -191,6 +193,14 @@ def _storage(
     owners: Owners,
 ) -> Storage:
     kind = owners.storages.get(key)
+    if kind is None and any(sites[number].parameter for number in savers):
+        kind = "parameter" if any(_is_leaf_itself(alive[number][0]) for number in savers) else "weight copy"
     if kind is None:
-        kind = "weight copy" if any(sites[number].parameter for number in savers) else "activation"
+        kind = "activation"
     return Storage(bytes=alive[savers[0]][0].storage_bytes, kind=kind, savers=tuple(savers))
+
+
+def _is_leaf_itself(record: Record) -> bool:
+    """Whether the saved tensor is the leaf behind it or a view of it, not a copy."""
+    storage = None if record.leaf is None else storage_of(record.leaf)
+    return storage is not None and storage._cdata == record.storage_id
