@@ -443,3 +443,26 @@ def test_the_autocast_copy_of_a_frozen_weight_is_made_again_too() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             assert same(gradients(plain, lambda m: m(x)), gradients(treated, lambda m: m(x)))
     assert [(site.site.path, site.site.parameter, site.after) for site in run.report().sites] == [("1", "1.weight", 0)]
+
+
+def test_a_module_replaced_by_another_one_is_noticed() -> None:
+    """As when adapters are injected after `apply`."""
+    plain, treated, run = pair(cnn())
+    for step in range(4):
+        if step == 2:
+            layer = nn.Sequential(nn.Conv2d(16, 16, 1), nn.ReLU(), nn.AvgPool2d(1))
+            plain[6], treated[6] = layer, copy.deepcopy(layer)
+        assert same(gradients(plain, lambda m: m(images())), gradients(treated, lambda m: m(images())))
+    assert {"6.1", "6.2"} <= {site.site.path for site in run.report().sites}
+    run.remove()
+    assert hook_count(treated) == 0
+
+
+def test_a_frozen_prelu_is_packed_but_not_for_second_order() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.PReLU(), nn.AvgPool2d(2))
+    model[1].requires_grad_(False)
+    plain, treated, _ = pair(model)
+    assert same(gradients(plain, lambda m: m(images())), gradients(treated, lambda m: m(images())))
+    x = images().requires_grad_()
+    with pytest.raises(sg.DoubleBackwardError, match=r"1:PreluKernelBackward0\.self"):
+        torch.autograd.grad(treated(x).sum(), x, create_graph=True)

@@ -146,13 +146,18 @@ class Gate:
         opening.frame.enter(ROOT)
 
     def _watch(self, opening: Opening, known: Structure | None, args: Any, kwargs: Any) -> WatchFrame:
-        self.modules = dict(self.model.named_modules())
-        self._parameters = tuple(self.model.parameters())
+        self._look_around()
         self._hook_borders(self.modules)
         opening.owners = owners_of(self.model, (args, kwargs))
         if torch.cuda.is_initialized():
             opening.allocated = torch.cuda.memory_allocated()
         return WatchFrame() if known is None else WatchFrame(known.calls, known.borders)
+
+    def _look_around(self) -> None:
+        """See modules and parameters that were added or replaced since; hooks on replaced ones go."""
+        before, self.modules = self.modules, dict(self.model.named_modules())
+        self._parameters = tuple(self.model.parameters())
+        self._hook_borders([path for path in self._handles if self.modules.get(path) is before.get(path)])
 
     def shut(self, output: Any) -> None:
         """The model's forward ends, well or by an exception (then output is None)."""

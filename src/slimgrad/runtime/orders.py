@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from slimgrad.codecs import CODECS, Codec, Keep
@@ -24,6 +23,10 @@ MIN_BYTES = {"cpu": 4 * 1024, "cuda": 1024 * 1024}
 in which an H200 moves 200-400 MB: less than a mebibyte is not worth it, and in small models those are most sites."""
 
 
+Fixture = tuple[Mapping[str, Any], str, Any]
+"""A dictionary of a module, a name in it, and what hangs there."""
+
+
 @dataclass(frozen=True, eq=False)
 class Structure:
     """All that a WorkFrame needs: the orders of each call, and at which modules to switch hooks on or off."""
@@ -35,12 +38,12 @@ class Structure:
     """Site key -> its order."""
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Storage number -> why it is left as it is."""
-    weights: tuple[tuple[Mapping[str, Any], str, torch.Tensor], ...] = ()
-    """Where each parameter that is cast again hangs: a module's parameters, the name there, and the parameter."""
+    fixtures: tuple[Fixture, ...] = ()
+    """What the orders take for granted: the parameters that are cast again, and the modules at the borders."""
 
     def still_holds(self) -> bool:
-        """Whether no such parameter was replaced since by another one."""
-        return all(parameters.get(name) is parameter for parameters, name, parameter in self.weights)
+        """Whether no such parameter or module was replaced by another one since."""
+        return all(shelf.get(name) is thing for shelf, name, thing in self.fixtures)
 
 
 def chosen(
@@ -109,8 +112,9 @@ def structure(
         for saver in storage.savers:
             orders[lesson.records[saver].number] = _order(lesson, saver, choice[saver])
     calls, borders = lay_out(lesson.trail, orders)
+    fixtures = tuple(_fixtures(orders.values(), borders, modules))
     by_site = {order.site.key: order for order in orders.values()}
-    return Structure(calls, borders, lesson.profile, by_site, reasons, _weights(orders.values(), modules))
+    return Structure(calls, borders, lesson.profile, by_site, reasons, fixtures)
 
 
 def _order(lesson: Lesson, number: int, codec: Codec) -> Order:
@@ -136,16 +140,16 @@ def seal_held(frame: WatchFrame, lesson: Lesson, found: Structure) -> None:
             held.ticket = frame.seal(held.ticket.tensor, order, lesson.demand(number))
 
 
-def _weights(
-    orders: Iterable[Order], modules: Mapping[str, nn.Module]
-) -> tuple[tuple[Mapping[str, Any], str, torch.Tensor], ...]:
-    ordered = {id(order.demand.parameter) for order in orders}
-    return tuple(
-        (module._parameters, name, parameter)
-        for module in modules.values()
-        for name, parameter in module._parameters.items()
-        if parameter is not None and id(parameter) in ordered
-    )
+def _fixtures(orders: Iterable[Order], borders: Iterable[str], modules: Mapping[str, nn.Module]) -> Iterator[Fixture]:
+    ordered = {id(order.demand.parameter) for order in orders if order.demand.parameter is not None}
+    for module in modules.values():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in ordered:
+                yield module._parameters, name, parameter
+    for path in borders:
+        parent, _, name = path.rpartition(".")
+        if path in modules and name:
+            yield modules[parent]._modules, name, modules[path]
 
 
 def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> str | None:
