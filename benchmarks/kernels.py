@@ -91,24 +91,24 @@ def unpack_bits(at: Setting) -> Job:
     return Job(lambda: kernels.unpack_bits(packed, n, 1.0, 0.0, dtype, force=at.force), nbytes(x, packed))
 
 
-def pooled(at: Setting, *, channels_last: bool) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
+def pooled(at: Setting, *, channels_last: bool) -> tuple[Tensor, kernels.Windows]:
     """About n indices of ResNet's first pool: 112 x 112 to 56 x 56."""
     images = max(1, at.n // (64 * 56 * 56))
     where = torch.randint(0, 112 * 112, (images, 64, 56, 56), device=at.device)  # any index will do for timing
     where = where.to(memory_format=torch.channels_last) if channels_last else where
-    return where, ((112, 112), (3, 3), (2, 2), (1, 1), (1, 1))
+    return where, kernels.Windows((112, 112), (3, 3), (2, 2), (1, 1), (1, 1))
 
 
 def pack_window(at: Setting, *, channels_last: bool = False) -> Job:
     indices, geometry = pooled(at, channels_last=channels_last)
-    codes = kernels.pack_window(indices, *geometry, force=at.force)
-    return Job(lambda: kernels.pack_window(indices, *geometry, force=at.force), nbytes(indices, codes))
+    codes = kernels.pack_window(indices, geometry, force=at.force)
+    return Job(lambda: kernels.pack_window(indices, geometry, force=at.force), nbytes(indices, codes))
 
 
 def unpack_window(at: Setting, *, channels_last: bool = False) -> Job:
     indices, geometry = pooled(at, channels_last=channels_last)
-    codes = kernels.pack_window(indices, *geometry, force=at.force) % 9
-    return Job(lambda: kernels.unpack_window(codes, *geometry, force=at.force), nbytes(indices, codes))
+    codes = kernels.pack_window(indices, geometry, force=at.force) % 9
+    return Job(lambda: kernels.unpack_window(codes, geometry, force=at.force), nbytes(indices, codes))
 
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)

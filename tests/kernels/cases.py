@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimgrad.kernels import Interval
+from slimgrad.kernels import Interval, Windows
 
 INF = float("inf")
 
@@ -66,10 +66,10 @@ class Pool:
     rank: int = 2
     channels_last: bool = False
 
-    def geometry(self) -> tuple[tuple[int, ...], ...]:
+    def geometry(self) -> Windows:
         fields = (self.kernel, self.stride, self.padding, self.dilation)
         each = (field if isinstance(field, tuple) else (field,) * self.rank for field in fields)
-        return (self.shape[-self.rank :], *each)
+        return Windows(self.shape[-self.rank :], *each)
 
     def indices(self, device: Any = "cpu") -> Tensor:
         x = torch.randn(self.shape, generator=torch.Generator().manual_seed(0)).to(device)

@@ -68,10 +68,10 @@ def test_unpacked_values_are_the_same_bits(place: torch.device, dtype: torch.dty
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 def test_window_codes_and_indices_are_the_same(place: torch.device, pool: Pool) -> None:
     indices = pool.indices(place)
-    codes = kernels.pack_window(indices, *pool.geometry(), force="triton")
-    assert torch.equal(codes.cpu(), kernels.pack_window(indices.cpu(), *pool.geometry()))
+    codes = kernels.pack_window(indices, pool.geometry(), force="triton")
+    assert torch.equal(codes.cpu(), kernels.pack_window(indices.cpu(), pool.geometry()))
     assert codes.stride() == indices.stride()
-    back = kernels.unpack_window(codes, *pool.geometry(), force="triton")
+    back = kernels.unpack_window(codes, pool.geometry(), force="triton")
     assert torch.equal(back, indices)
     assert back.stride() == indices.stride()
 
@@ -109,7 +109,7 @@ def test_nothing_on_the_way_waits_for_the_device() -> None:
 
     def everything() -> None:
         kernels.unpack_bits(kernels.pack_bits(x, RELU), 5000, 1.0, 0.0, torch.float32)
-        kernels.unpack_window(kernels.pack_window(indices, *pool.geometry()), *pool.geometry())
+        kernels.unpack_window(kernels.pack_window(indices, pool.geometry()), pool.geometry())
 
     everything()  # compiling may wait
     torch.cuda.set_sync_debug_mode("error")

@@ -93,13 +93,14 @@ def _mask_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int
 # --- INDEX: a position inside the window, or inside the plane -------------------------------------------------------
 
 
-def _window(detail: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(detail[key] for key in ("input_size", "kernel_size", "stride", "padding", "dilation"))
+def _pool(detail: Mapping[str, Any]) -> kernels.Windows:
+    fields = (detail[name] for name in ("input_size", "kernel_size", "stride", "padding", "dilation"))
+    return kernels.Windows(*map(tuple, fields))
 
 
 def _fits_window(demand: Demand) -> bool:
     """Whether one byte can name the position in the window; otherwise the position in the plane is narrowed."""
-    return demand.fn == "window" and kernels.fits_window(*_window(demand.detail))
+    return demand.fn == "window" and _pool(demand.detail).fits
 
 
 def _serves_index(demand: Demand, dtype: torch.dtype) -> bool:
@@ -109,7 +110,7 @@ def _serves_index(demand: Demand, dtype: torch.dtype) -> bool:
 def _pack_index(tensor: Tensor, demand: Demand) -> Packed:
     layout = Layout.of(tensor)
     if _fits_window(demand):
-        codes = kernels.pack_window(tensor, *_window(demand.detail))
+        codes = kernels.pack_window(tensor, _pool(demand.detail))
     else:
         codes = kernels.narrow_int(layout.flat(tensor), math.prod(demand.detail["input_size"]))
     return Packed(layout, demand, (codes,))
@@ -119,7 +120,7 @@ def _unpack_index(packed: Packed) -> Tensor:
     layout, codes, demand = packed.layout, packed.payload[0], packed.demand
     if not _fits_window(demand):
         return layout.restore(kernels.widen_int(codes))
-    indices = kernels.unpack_window(codes, *_window(demand.detail))
+    indices = kernels.unpack_window(codes, _pool(demand.detail))
     return indices if indices.stride() == layout.stride else layout.empty().copy_(indices)
 
 

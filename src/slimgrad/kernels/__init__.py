@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Literal
@@ -19,15 +18,15 @@ from torch import Tensor
 
 from slimgrad.errors import SpecError
 from slimgrad.kernels import reference
-from slimgrad.kernels.geometry import fits_window
+from slimgrad.kernels.geometry import Windows
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
 
 __all__ = [
     "Backend",
     "Interval",
+    "Windows",
     "backend",
-    "fits_window",
     "narrow_dtype",
     "narrow_int",
     "pack_bits",
@@ -79,34 +78,14 @@ def unpack_bits(
     return _twin("bits", packed, force).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
 
 
-def pack_window(
-    indices: Tensor,
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    *,
-    force: Backend | None = None,
-) -> Tensor:
+def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:
     """Max-pool indices (int64, flat in the input plane) as positions inside their windows (uint8), row-major.
 
-    Contiguous and channels_last layouts are kept. `fits_window` says beforehand whether a geometry can be packed.
+    Contiguous and channels_last layouts are kept. `Windows.fits` says beforehand whether a geometry can be packed.
     """
-    twin = _twin("pooling", indices, force)
-    return twin.pack_window(indices, input_size, kernel, stride, padding, dilation)  # type: ignore[no-any-return]
+    return _twin("pooling", indices, force).pack_window(indices, pool)  # type: ignore[no-any-return]
 
 
-def unpack_window(
-    codes: Tensor,
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    *,
-    force: Backend | None = None,
-) -> Tensor:
+def unpack_window(codes: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:
     """The exact inverse of `pack_window`."""
-    twin = _twin("pooling", codes, force)
-    return twin.unpack_window(codes, input_size, kernel, stride, padding, dilation)  # type: ignore[no-any-return]
+    return _twin("pooling", codes, force).unpack_window(codes, pool)  # type: ignore[no-any-return]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ NO_POSITION = 255
 wherever the window is."""
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """A max-pool over the last `rank` dimensions; all tuples have `rank` entries."""
 
     input_size: tuple[int, ...]
@@ -35,7 +34,7 @@ class Windows:
 
     @property
     def fits(self) -> bool:
-        """Well formed, one byte per index is enough, and no window lies wholly in the padding.
+        """Whether `pack_window` can serve it: well formed, a byte is enough, and no window lies wholly in the padding.
 
         Torch bounds the padding by half the window, so only a dilation that steps over a whole input can make an
         empty window. Torch then returns an index outside the plane, for which there is no position to speak of.
@@ -48,7 +47,7 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Planes:
     """How a dense index tensor lies in memory: [planes..., *out, inner], inner > 1 for channels_last."""
 
     out: tuple[int, ...]
@@ -61,19 +60,19 @@ class Layout:
         return moved.view(outer, *self.out, self.inner)
 
 
-def layout_of(t: Tensor, rank: int) -> Layout | None:
+def layout_of(t: Tensor, rank: int) -> Planes | None:
     """The layout of `t`, or None if it is neither contiguous nor channels_last."""
     if t.dim() < rank:
         raise SpecError(f"expected at least {rank} dimensions of windows, found shape {tuple(t.shape)}")
     out = tuple(t.shape[t.dim() - rank :])
     if t.is_contiguous():
-        return Layout(out, 1)
+        return Planes(out, 1)
     if t.dim() > rank and t.movedim(-rank - 1, -1).is_contiguous():
-        return Layout(out, t.shape[-rank - 1])
+        return Planes(out, t.shape[-rank - 1])
     return None
 
 
-def dense(t: Tensor, rank: int, dtype: torch.dtype) -> tuple[Tensor, Layout]:
+def dense(t: Tensor, rank: int, dtype: torch.dtype) -> tuple[Tensor, Planes]:
     """`t`, checked and copied only if its memory has gaps or an unknown order, and its layout."""
     if t.dtype != dtype:
         raise SpecError(f"expected {dtype}, found {t.dtype}")
@@ -81,30 +80,12 @@ def dense(t: Tensor, rank: int, dtype: torch.dtype) -> tuple[Tensor, Layout]:
     layout = layout_of(t, rank)
     if layout is None:
         t = t.contiguous()
-        layout = Layout(tuple(t.shape[t.dim() - rank :]), 1)
+        layout = Planes(tuple(t.shape[t.dim() - rank :]), 1)
     return t, layout
 
 
-def fits_window(
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> bool:
-    """Whether `pack_window` can serve this max-pool; `narrow_int` serves the others."""
-    return Windows(tuple(input_size), tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)).fits
-
-
-def windows(
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Windows:
-    """The geometry, checked."""
-    pool = Windows(tuple(input_size), tuple(kernel), tuple(stride), tuple(padding), tuple(dilation))
+def checked(pool: Windows) -> Windows:
+    """The geometry, if one byte per index can serve it."""
     if not pool.fits:
         raise SpecError(
             f"{pool} cannot be packed: expected 1, 2 or 3 entries in each field, at most {MAX_WINDOW} positions in a "

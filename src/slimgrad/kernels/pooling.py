@@ -9,7 +9,6 @@ dilation) are compiled in: a model has few of them, while sizes may change with 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 import triton
@@ -17,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slimgrad.kernels import geometry, reference
-from slimgrad.kernels.geometry import Layout, Windows, dense, divider, windows
+from slimgrad.kernels.geometry import Planes, Windows, checked, dense, divider
 from slimgrad.kernels.launch import device_of
 
 NO_POSITION = tl.constexpr(geometry.NO_POSITION)
@@ -30,45 +29,29 @@ MAX_CELLS = 2**30
 """Planes are counted in int32, a block past their end included. Larger ones: the reference."""
 
 
-def pack_window(
-    indices: Tensor,
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
-    pool = windows(input_size, kernel, stride, padding, dilation)
-    indices, layout = dense(indices, pool.rank, torch.int64)
+def pack_window(indices: Tensor, pool: Windows) -> Tensor:
+    indices, layout = dense(indices, checked(pool).rank, torch.int64)
     if _too_large(pool, layout):
-        return reference.pack_window(indices, input_size, kernel, stride, padding, dilation)
+        return reference.pack_window(indices, pool)
     out = torch.empty_like(indices, dtype=torch.uint8)
     _launch(indices, out, pool, layout, pack=True)
     return out
 
 
-def unpack_window(
-    codes: Tensor,
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
-    pool = windows(input_size, kernel, stride, padding, dilation)
-    codes, layout = dense(codes, pool.rank, torch.uint8)
+def unpack_window(codes: Tensor, pool: Windows) -> Tensor:
+    codes, layout = dense(codes, checked(pool).rank, torch.uint8)
     if _too_large(pool, layout):
-        return reference.unpack_window(codes, input_size, kernel, stride, padding, dilation)
+        return reference.unpack_window(codes, pool)
     out = torch.empty_like(codes, dtype=torch.int64)
     _launch(codes, out, pool, layout, pack=False)
     return out
 
 
-def _too_large(pool: Windows, layout: Layout) -> bool:
+def _too_large(pool: Windows, layout: Planes) -> bool:
     return max(math.prod(pool.input_size), math.prod(layout.out) * layout.inner) > MAX_CELLS
 
 
-def _launch(source: Tensor, target: Tensor, pool: Windows, layout: Layout, *, pack: bool) -> None:
+def _launch(source: Tensor, target: Tensor, pool: Windows, layout: Planes, *, pack: bool) -> None:
     n = source.numel()
     if n == 0:
         return

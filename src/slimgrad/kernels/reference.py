@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels.geometry import NO_POSITION, Layout, Windows, dense, windows
+from slimgrad.kernels.geometry import NO_POSITION, Planes, Windows, checked, dense
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 
 CHUNK = 1 << 20
@@ -21,7 +21,7 @@ CHUNK = 1 << 20
 GATHER = 0x0102040810204080
 """Eight bytes of 0 or 1, read as one little-endian word, times this: byte k's bit lands on bit 56 + k, no carries."""
 
-INT32_MAX = 2**31 - 1
+FLOAT_EXACT = 2**22
 
 
 def pack_bits(x: Tensor, rule: Interval) -> Tensor:
@@ -56,17 +56,9 @@ def unpack_bits(bits: Tensor, n: int, on: float, off: float, dtype: torch.dtype)
     return out
 
 
-def pack_window(
-    indices: Tensor,
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
+def pack_window(indices: Tensor, pool: Windows) -> Tensor:
     """Max-pool indices (int64, flat in the input plane) as positions inside their windows (uint8), row-major."""
-    pool = windows(input_size, kernel, stride, padding, dilation)
-    indices, layout = dense(indices, pool.rank, torch.int64)
+    indices, layout = dense(indices, checked(pool).rank, torch.int64)
     out = torch.empty_like(indices, dtype=torch.uint8)
     starts = _starts(pool, layout, _index_dtype(pool), indices.device)
     for source, target in _slabs(layout, indices, out):
@@ -74,17 +66,9 @@ def pack_window(
     return out
 
 
-def unpack_window(
-    codes: Tensor,
-    input_size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
+def unpack_window(codes: Tensor, pool: Windows) -> Tensor:
     """The exact inverse of `pack_window`."""
-    pool = windows(input_size, kernel, stride, padding, dilation)
-    codes, layout = dense(codes, pool.rank, torch.uint8)
+    codes, layout = dense(codes, checked(pool).rank, torch.uint8)
     out = torch.empty_like(codes, dtype=torch.int64)
     base, offsets = _flat_starts(pool, layout, codes.device), _flat_offsets(pool, codes.device)
     for source, target in _slabs(layout, codes, out):
@@ -169,7 +153,7 @@ def _byte_values(on: float, off: float, dtype: torch.dtype, device: torch.device
     return torch.full((256, 8), kind(off), dtype=dtype, device=device).masked_fill_(is_on, kind(on))
 
 
-def _slabs(layout: Layout, source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _slabs(layout: Planes, source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Both tensors in memory order, a number of whole planes at a time."""
     if source.numel() == 0:
         return iter(())
@@ -180,11 +164,11 @@ def _slabs(layout: Layout, source: Tensor, target: Tensor) -> Iterator[tuple[Ten
 
 
 def _index_dtype(pool: Windows) -> torch.dtype:
-    """int32 divides faster, and holds the flat index of any plane of ordinary size."""
-    return torch.int32 if math.prod(pool.input_size) <= INT32_MAX else torch.int64
+    """See _quotient."""
+    return torch.float32 if math.prod(pool.input_size) <= FLOAT_EXACT else torch.int64
 
 
-def _starts(pool: Windows, layout: Layout, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+def _starts(pool: Windows, layout: Planes, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Per dimension, where each window starts (in the padding if negative), shaped to broadcast over a slab."""
     starts = []
     for i, count in enumerate(layout.out):
@@ -196,25 +180,42 @@ def _starts(pool: Windows, layout: Layout, dtype: torch.dtype, device: torch.dev
 def _positions(flat: Tensor, pool: Windows, starts: list[Tensor]) -> Tensor:
     """Row-major position inside its window of each flat index of a slab; NO_POSITION for one that is not in it."""
     rest, code, weight = flat.to(starts[0].dtype), torch.zeros((), dtype=starts[0].dtype, device=flat.device), 1
-    inside = torch.ones((), dtype=torch.bool, device=flat.device)
+    outside = None
     for i in reversed(range(pool.rank)):
-        above = torch.div(rest, pool.input_size[i], rounding_mode="trunc") if i else None
-        coordinate = rest if above is None else rest - above * pool.input_size[i]
-        local = coordinate - starts[i]
+        above = _quotient(rest, pool.input_size[i]) if i else None
+        local = (rest if above is None else torch.add(rest, above, alpha=-pool.input_size[i])) - starts[i]
         if pool.dilation[i] > 1:
-            local = torch.div(local, pool.dilation[i], rounding_mode="floor")
-        inside = inside & (local >= 0) & (local < pool.kernel[i])
+            local = _quotient(local, pool.dilation[i])
+        missed = _missed(local, pool.kernel[i])
+        outside = missed if outside is None else outside if missed is None else outside | missed
         code = torch.add(code, local, alpha=weight)
         weight *= pool.kernel[i]
         rest = rest if above is None else above
-    return code.masked_fill_(~inside, NO_POSITION)
+    return code if outside is None else code.masked_fill_(outside, NO_POSITION)
+
+
+def _quotient(x: Tensor, size: int) -> Tensor:
+    """floor(x / size). Floats divide several times faster than integers do, and are exact below 2**22: half a step lies
+    between x + 0.5 and the next multiple of `size`, and a float32 division is off by less."""
+    if x.is_floating_point():
+        return torch.add(x, 0.5).div_(size).floor_()
+    return torch.div(x, size, rounding_mode="floor")
+
+
+def _missed(local: Tensor, size: int) -> Tensor | None:
+    """Which positions are not in [0, size); None where a look is free and finds none."""
+    if not (local.is_cuda or torch.compiler.is_compiling()):
+        low, high = local.aminmax()
+        if low >= 0 and high < size:
+            return None
+    return (local < 0) | (local >= size)
 
 
 def _strides(sizes: Sequence[int]) -> list[int]:
     return [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 
 
-def _flat_starts(pool: Windows, layout: Layout, device: torch.device) -> Tensor:
+def _flat_starts(pool: Windows, layout: Planes, device: torch.device) -> Tensor:
     """[*out, 1]: the flat index of each window's first position; may lie outside the plane."""
     starts, strides = _starts(pool, layout, torch.int64, device), _strides(pool.input_size)
     total = starts[0] * strides[0]

@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
-
 from slimgrad.errors import BatchError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -68,7 +66,3 @@ def call(model: Callable[..., Any], arguments: Arguments) -> Any:
             f"the model does not take this batch ({given}): {error}. A dict is given as keywords, a tuple as "
             "positions; with a loss_fn of two arguments a pair is (inputs, target)."
         ) from error
-
-
-def describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
