@@ -466,3 +466,19 @@ def test_a_frozen_prelu_is_packed_but_not_for_second_order() -> None:
     x = images().requires_grad_()
     with pytest.raises(sg.DoubleBackwardError, match=r"1:PreluKernelBackward0\.self"):
         torch.autograd.grad(treated(x).sum(), x, create_graph=True)
+
+
+def test_two_masks_of_one_storage_with_other_bounds_are_not_taken_for_one() -> None:
+    class Clamps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            return F.hardtanh(x, -1.0, 1.0) + F.hardtanh(x, -0.25, 0.5) + x.clamp(min=0.0)
+
+    plain, treated, run = pair(Clamps())
+    for _ in range(3):
+        assert same(gradients(plain, lambda m: m(images(8))), gradients(treated, lambda m: m(images(8))))
+    assert [site.after for site in run.report().sites] == [8 * 16 * 14 * 14 // 8] * 3

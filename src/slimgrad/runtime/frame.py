@@ -13,6 +13,7 @@ save_on_cpu), entering ours would switch theirs off silently; a frame then stand
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ class _Aside:
 ASIDE = _Aside()
 
 
-class Frame:
+class Frame(ABC):
     """The stack of module calls, and our hooks switched on and off with it.
 
     `borders` says for each module path whether tensors saved by that module itself are ours to see; where it says
@@ -150,9 +151,9 @@ class Frame:
 
     # --- what is saved there ---
 
+    @abstractmethod
     def pack(self, tensor: Tensor) -> Ticket:
         """The pack hook."""
-        raise NotImplementedError
 
     def ticket(self, tensor: Tensor) -> Kept | Sealed:
         """The ticket that the orders of the current call ask for."""
@@ -178,7 +179,8 @@ class Frame:
         if demand.need in WITHOUT_PAYLOAD:
             return Sealed(order, order.codec.pack(tensor, demand))
         storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor._version, view_of(tensor), order.codec, demand.need, demand.fn)
+        what = (demand.need, demand.fn, tuple(demand.detail.items()))
+        key = (storage._cdata, tensor._version, view_of(tensor), order.codec, what)
         known = self._shared.get(key)
         if known is not None and not known[0].expired():
             return Sealed(order, known[1])

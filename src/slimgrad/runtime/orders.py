@@ -165,7 +165,10 @@ def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> 
         who = ", ".join(f"{site.name} ({site.need})" for site in keepers[:3])
         more = f" and {len(keepers) - 3} more" if len(keepers) > 3 else ""
         return f"{who}{more} keeps it, and no rule offers less"
-    packs = {(choice[s], sites[s].need, sites[s].fn, lesson.records[s].view): s for s in storage.savers}
+    packs = {
+        (choice[s], sites[s].need, sites[s].fn, tuple(sites[s].detail.items()), lesson.records[s].view): s
+        for s in storage.savers
+    }
     promised = sum(
         choice[s].promised(sites[s].shape, lesson.records[s].dtype, lesson.demand(s)) for s in packs.values()
     )
