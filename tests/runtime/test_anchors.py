@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import slimgrad as sg
 from slimgrad.codecs import Demand
 from slimgrad.runtime import needs
-from slimgrad.runtime.anchors import MAX_SAVED, Chain, lay_out
+from slimgrad.runtime.anchors import MAX_SAVED, lay_out
 from slimgrad.runtime.tickets import Order
+from slimgrad.runtime.watch import Chain
 from slimgrad.spec import Site
 
 

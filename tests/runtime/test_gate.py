@@ -482,3 +482,24 @@ def test_two_masks_of_one_storage_with_other_bounds_are_not_taken_for_one() -> N
     for _ in range(3):
         assert same(gradients(plain, lambda m: m(images(8))), gradients(treated, lambda m: m(images(8))))
     assert [site.after for site in run.report().sites] == [8 * 16 * 14 * 14 // 8] * 3
+
+
+def test_storages_below_the_threshold_are_left_alone() -> None:
+    _, treated, run = pair(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2)))
+    gradients(treated, lambda m: m(images(1, size=8)))
+    report = run.report()
+    assert report.sites == () and any("smaller than 4096 bytes" in reason for reason in report.reasons)
+
+
+def test_distributed_data_parallel_gives_the_same_gradients(tmp_path) -> None:
+    plain, treated, run = pair(cnn())
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(treated)
+        for seed in range(3):
+            expected = gradients(plain, lambda m: m(images()), seed=seed)
+            gradients(wrapped, lambda m: m(images()), seed=seed)
+            assert same(expected, [p.grad for p in treated.parameters()])
+    finally:
+        torch.distributed.destroy_process_group()
+    assert run.report().ratio > 2

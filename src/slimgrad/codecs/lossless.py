@@ -104,7 +104,7 @@ def _fits_window(demand: Demand) -> bool:
 
 
 def _serves_index(demand: Demand, dtype: torch.dtype) -> bool:
-    return dtype == torch.int64 and demand.fn in ("window", "plane")
+    return dtype == torch.int64 and demand.fn in ("window", "plane") and "input_size" in demand.detail
 
 
 def _pack_index(tensor: Tensor, demand: Demand) -> Packed:

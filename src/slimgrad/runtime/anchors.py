@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from slimgrad.runtime.tickets import Order
+from slimgrad.runtime.watch import Chain
 
 BORDER_US = 16.0
 PASSING_US = 6.0
 MAX_SAVED = 64
 """Tensors that one call of an anchor may save, unless it saves them all itself."""
 
-Chain = tuple[tuple[str, int], ...]
 Borders = dict[str, bool]
 
 
