@@ -89,11 +89,9 @@ def all_rows(epochs: int, seed: int, console: Console) -> list[Row]:
         task = progress.add_task("", total=2 * len(CONFIGURATIONS) * epochs * data.steps)
         tick = partial(progress.advance, task)
         for workload, used in ((SCRATCH, data), (ADAPT, data.negatives())):
-            outcomes = []
-            for configuration in CONFIGURATIONS:
-                progress.update(task, description=configuration.name)
-                what = configuration.what(sg) if configuration.what else None
-                outcomes.append(trained(used, start=start, what=what, seed=seed, epochs=epochs, tick=tick))
+            progress.update(task, description="from scratch" if start is None else "adapting")
+            whats = [configuration.what(sg) if configuration.what else None for configuration in CONFIGURATIONS]
+            outcomes = trained(used, start=start, whats=whats, seed=seed, epochs=epochs, tick=tick)
             rows += compared(workload, outcomes)
             start = outcomes[0].state
     return rows

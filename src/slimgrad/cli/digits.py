@@ -6,7 +6,7 @@ import importlib
 import statistics
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -111,37 +111,51 @@ def prepared(start: State | None, seed: int) -> nn.Sequential:
 
 
 def trained(
-    data: Data, *, start: State | None, what: Any, seed: int, epochs: int, tick: Callable[[], object]
-) -> Outcome:
-    """Train under `what`, or untouched if that is None; the seed alone decides weights, order and dropout."""
-    model = prepared(start, seed)
-    run = None if what is None else sg.apply(model, what)
-    seconds = fitted(model, data, seed=seed, epochs=epochs, tick=tick)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    if run is None:
-        kept = sg.profile(model, data.images[:BATCH]).kept_bytes
-    else:
-        kept = run.report().kept_after
-        run.remove()
-    model.load_state_dict(state)
-    return Outcome(state, kept, accuracy(model, data), 1000 * statistics.median(seconds[WARM_UP:] or seconds))
+    data: Data, *, start: State | None, whats: Sequence[Any], seed: int, epochs: int, tick: Callable[[], object]
+) -> list[Outcome]:
+    """Train one network per entry of `whats` (None is untouched), step by step in turn.
 
-
-def fitted(model: nn.Module, data: Data, *, seed: int, epochs: int, tick: Callable[[], object]) -> list[float]:
-    """Train in place, and give back the seconds of each step."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=2e-3)
-    seconds = []
+    The seed alone decides weights, order and dropout, so that exact configurations must end with the same weights; and
+    a machine that slows down slows down for all of them alike.
+    """
+    trainings = [Training(prepared(start, seed), what) for what in whats]
+    number = seed << 20
     for epoch in range(epochs):
         for images, labels in data.batches(seed + epoch):
-            began = time.perf_counter()
-            loss = F.cross_entropy(model(images), labels)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            seconds.append(time.perf_counter() - began)
-            tick()
-    return seconds
+            number += 1
+            for training in trainings:
+                training.step(images, labels, number)
+                tick()
+    return [training.outcome(data) for training in trainings]
+
+
+class Training:
+    """One network on its way, under `what` or untouched."""
+
+    def __init__(self, model: nn.Module, what: Any) -> None:
+        self.model = model
+        self.run = None if what is None else sg.apply(model, what)
+        self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
+        self.seconds: list[float] = []
+
+    def step(self, images: Tensor, labels: Tensor, seed: int) -> None:
+        torch.manual_seed(seed)
+        began = time.perf_counter()
+        loss = F.cross_entropy(self.model(images), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.seconds.append(time.perf_counter() - began)
+
+    def outcome(self, data: Data) -> Outcome:
+        state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        if self.run is None:
+            kept = sg.profile(self.model, data.images[:BATCH]).kept_bytes
+        else:
+            kept = self.run.report().kept_after
+            self.run.remove()
+        step = 1000 * statistics.median(self.seconds[WARM_UP:] or self.seconds)
+        return Outcome(state, kept, accuracy(self.model, data), step)
 
 
 @contextmanager
