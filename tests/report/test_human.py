@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slimgrad.report.human import NEEDS, bar, human_bytes, human_ratio, shorten
-from slimgrad.spec import DEMAND
+from slimgrad.spec import Need
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_ratio_says_its_direction(before: int, after: int, said: str) -> None:
 
 
 def test_the_needs_are_in_the_order_of_the_spec() -> None:
-    assert tuple(need.name for need in DEMAND) == NEEDS
+    assert tuple(need.name for need in Need) == NEEDS
 
 
 def test_a_bar_fills_its_width_only_for_the_whole() -> None:

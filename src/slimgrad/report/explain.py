@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from slimgrad.errors import SpecError
-from slimgrad.report.human import NEEDS, human_bytes, need_name, path_name, plural, tensor_name, wrapped
+from slimgrad.report.human import human_bytes, need_name, path_name, plural, tensor_name, wrapped
 
 if TYPE_CHECKING:
     from slimgrad.spec import Need, Profile, Site, Storage
@@ -110,8 +110,7 @@ def condition(site: Site, others: list[Site]) -> list[str]:
     """What stands in the way of freeing a storage that others keep too."""
     if not others:
         return []
-    rank = NEEDS.index(need_name(site.need))
-    stronger = [other for other in others if NEEDS.index(need_name(other.need)) > rank]
+    stronger = [other for other in others if other.need.rank > site.need.rank]
     if not stronger:
         return ["The storage is freed only when every saver lets go of it."]
     names = ", ".join(dict.fromkeys(path_name(other.path) for other in stronger))

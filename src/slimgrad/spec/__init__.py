@@ -1,8 +1,8 @@
 """The plain values that travel between the rooms. Nothing here touches a device."""
 
-from slimgrad.spec.profile import DEMAND, Profile
+from slimgrad.spec.profile import Profile
 from slimgrad.spec.report import Report, SiteReport
 from slimgrad.spec.sites import OUTSIDE, Need, Site, Storage
 from slimgrad.spec.values import Value
 
-__all__ = ["DEMAND", "OUTSIDE", "Need", "Profile", "Report", "Site", "SiteReport", "Storage", "Value"]
+__all__ = ["OUTSIDE", "Need", "Profile", "Report", "Site", "SiteReport", "Storage", "Value"]

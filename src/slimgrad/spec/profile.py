@@ -42,7 +42,7 @@ class Profile(Value):
 
     def lead(self, storage: Storage) -> Site:
         """The saver that asks for most: it decides what the storage may shrink to."""
-        return max((self.sites[i] for i in storage.savers), key=lambda site: DEMAND.index(site.need))
+        return max((self.sites[i] for i in storage.savers), key=lambda site: site.need.rank)
 
     def by_need(self) -> dict[str, int]:
         """Kept bytes by the strongest need of each storage."""
@@ -83,16 +83,3 @@ class Profile(Value):
         except KeyError as error:
             raise SpecError(f"Profile: the JSON lacks {error}") from error
         return cls(sites=sites, storages=storages, meta=body.get("meta", {}))
-
-
-DEMAND = (
-    Need.NOTHING,
-    Need.WEIGHT,
-    Need.INDEX,
-    Need.MASK,
-    Need.DERIVATIVE,
-    Need.OPERAND,
-    Need.VALUES,
-    Need.EXACT,
-)
-"""Needs from the least to the most demanding."""

@@ -14,24 +14,29 @@ OUTSIDE = "<outside>"
 
 
 class Need(enum.Enum):
-    """What a backward slot must deliver, which is usually far less than the tensor kept for it."""
+    """What a backward slot must deliver, usually far less than the tensor kept for it; the least demanding first."""
 
     NOTHING = "nothing"
     """The value is never read; shape, strides and dtype are."""
-    MASK = "mask"
-    """One bit per element."""
+    WEIGHT = "weight"
+    """A parameter, a view of one, or its autocast copy."""
     INDEX = "index"
     """Small integers, such as the position inside a pooling window."""
+    MASK = "mask"
+    """One bit per element."""
     DERIVATIVE = "derivative"
     """Only f'(x) of a pointwise f."""
     OPERAND = "operand"
     """Enters the gradient of a parameter only; the gradient that flows on stays exact."""
     VALUES = "values"
     """The values enter the gradient that flows on."""
-    WEIGHT = "weight"
-    """A parameter, a view of one, or its autocast copy."""
     EXACT = "exact"
     """Must not change; also the safe default for anything unknown."""
+
+    @property
+    def rank(self) -> int:
+        """How demanding it is."""
+        return list(Need).index(self)
 
     def __str__(self) -> str:
         return self.name
