@@ -47,7 +47,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
 def pair(model: nn.Module, what: object | None = None) -> tuple[nn.Module, nn.Module, sg.Run]:
     """The model, a treated copy of it, and the run."""
     treated = copy.deepcopy(model)
-    return model, treated, sg.apply(treated, sg.Lossless() if what is None else what)
+    return model, treated, sg.apply(treated, sg.Lossless() if what is None else what, min_bytes=4096)
 
 
 def hook_count(model: nn.Module) -> int:

@@ -13,6 +13,22 @@ from tests.models import hook_count
 from tests.zoo import ZOO, Entry, assert_same_gradients, call, fresh, gradients
 
 DTYPES = pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
+SMALL = 4096
+"""The zoo is tiny: by the default on a GPU hardly anything of it would be packed."""
+
+PACKED = {
+    "resnet",
+    "resnet-inplace",
+    "vgg",
+    "mobilenet",
+    "unet",
+    "frozen",
+    "medley",
+    "transformer-encoder",
+    "hf-resnet",
+}
+"""Entries in which something is packed on every device and in every dtype."""
+
 ENTRIES = pytest.mark.parametrize("entry", ZOO, ids=str)
 
 
@@ -23,13 +39,14 @@ def test_every_gradient_of_the_zoo_is_bit_equal_under_lossless(
 ) -> None:
     plain = fresh(entry, device)
     treated = copy.deepcopy(plain)
-    run = sg.apply(treated, sg.Lossless())
+    run = sg.apply(treated, sg.Lossless(), min_bytes=SMALL)
     for seed in range(3):  # watched, counted, worked
         expected = gradients(entry, plain, device, autocast=autocast, seed=seed)
         assert_same_gradients(expected, gradients(entry, treated, device, autocast=autocast, seed=seed))
     report = run.report()
     assert report.kept_after <= report.kept_before
     assert report.kept_after == report.promised, report
+    assert report.sites or entry.name not in PACKED  # otherwise equal gradients would prove nothing
 
 
 @ENTRIES

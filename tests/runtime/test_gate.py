@@ -503,3 +503,14 @@ def test_distributed_data_parallel_gives_the_same_gradients(tmp_path) -> None:
     finally:
         torch.distributed.destroy_process_group()
     assert run.report().ratio > 2
+
+
+def test_the_threshold_can_be_set_and_must_be_a_number_of_bytes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(2))
+    run = sg.apply(model, sg.Lossless(), min_bytes=0)
+    gradients(model, lambda m: m(images(1, size=8)))
+    assert run.report().sites
+    run.remove()
+    with pytest.raises(sg.SpecError, match="min_bytes must be a number of bytes, 0 or more; found '1KiB'"):
+        sg.apply(model, sg.Lossless(), min_bytes="1KiB")
+    assert hook_count(model) == 0

@@ -66,16 +66,17 @@ class Local(threading.local):
 class Gate:
     """Watches, learns, packs. One per applied model."""
 
-    def __init__(self, model: nn.Module, rules: Sequence[Rule]) -> None:
+    def __init__(self, model: nn.Module, rules: Sequence[Rule], min_bytes: int | None = None) -> None:
         self.model = model
         self.rules = tuple(rules)
+        self.min_bytes = min_bytes
         self.modules = dict(model.named_modules())
         self.structures: dict[Any, Structure] = {}
         self.lessons: dict[Any, int] = {}
         self.audits: dict[Any, Audit] = {}
         self.last: Audit | None = None
         self.notes: dict[str, None] = {}
-        self.outside = Outside(model, rules)
+        self.outside = Outside(model, rules, min_bytes)
         self._parameters = tuple(model.parameters())
         self.local = Local()
         self._lock = threading.RLock()
@@ -200,7 +201,7 @@ class Gate:
         roots: list[Node | None] = [tensor.grad_fn for tensor in tensors_in(output)]
         learnt = lesson(frame, roots, owners, self.modules, {})
         all_here = self.outside.frame is None
-        found = structure(learnt, self.rules, self.modules, all_here=all_here)
+        found = structure(learnt, self.rules, self.modules, min_bytes=self.min_bytes, all_here=all_here)
         if pack:
             seal_held(frame, learnt, found)
         self.structures[key] = found

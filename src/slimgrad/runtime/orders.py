@@ -19,9 +19,9 @@ from slimgrad.runtime.watch import WatchFrame
 from slimgrad.spec import Profile, Storage
 
 MIN_BYTES = {"cpu": 4 * 1024, "cuda": 1024 * 1024}
-"""Storages below this are left alone, by device. On a GPU packing and unpacking one site takes 50-100 us of host time,
-in which an H200 moves 200-400 MB: less than a mebibyte is not worth it, and in small models those are most sites."""
-
+"""Storages below this are left alone unless `apply` is told otherwise, by device. On a GPU packing and unpacking one
+site takes 50-100 us of host time, in which an H200 moves 200-400 MB: less than a mebibyte is not worth it, and in small
+models those are most sites."""
 
 Fixture = tuple[Mapping[str, Any], str, Any]
 """A dictionary of a module, a name in it, and what hangs there."""
@@ -98,14 +98,19 @@ def _refuse_unserved(rule: Rule, lesson: Lesson, modules: Mapping[str, nn.Module
 
 
 def structure(
-    lesson: Lesson, rules: Sequence[Rule], modules: Mapping[str, nn.Module], *, all_here: bool = True
+    lesson: Lesson,
+    rules: Sequence[Rule],
+    modules: Mapping[str, nn.Module],
+    *,
+    min_bytes: int | None = None,
+    all_here: bool = True,
 ) -> Structure:
     """Decide per storage: it is packed only if every saver lets go and bytes are saved; otherwise it is left alone."""
     choice = chosen(lesson, rules, modules, all_here=all_here)
     orders: dict[int, Order] = {}
     reasons: dict[int, str] = {}
     for number, storage in enumerate(lesson.profile.storages):
-        why = _why_kept(storage, choice, lesson)
+        why = _why_kept(storage, choice, lesson, min_bytes)
         if why is not None:
             reasons[number] = why
             continue
@@ -152,12 +157,13 @@ def _fixtures(orders: Iterable[Order], borders: Iterable[str], modules: Mapping[
             yield modules[parent]._modules, name, modules[path]
 
 
-def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> str | None:
+def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson, min_bytes: int | None) -> str | None:
     """Why the storage is left as it is; None if it can go."""
     sites = lesson.profile.sites
     if not storage.counted:
         return f"it is a {storage.kind}"
-    least = MIN_BYTES.get(lesson.records[storage.savers[0]].device.type, MIN_BYTES["cuda"])
+    device = lesson.records[storage.savers[0]].device.type
+    least = MIN_BYTES.get(device, MIN_BYTES["cuda"]) if min_bytes is None else min_bytes
     if storage.bytes < least:
         return f"it is smaller than {least} bytes, not worth the time"
     keepers = [sites[s] for s in storage.savers if s not in choice or isinstance(choice[s], Keep)]

@@ -39,9 +39,10 @@ class Witness(TorchFunctionMode):
 class Outside:
     """The part of `with run:` that lies outside the model. Learnt when the first block ends, then worked."""
 
-    def __init__(self, model: nn.Module, rules: Sequence[Rule]) -> None:
+    def __init__(self, model: nn.Module, rules: Sequence[Rule], min_bytes: int | None) -> None:
         self._model = model
         self._rules = tuple(rules)
+        self._min_bytes = min_bytes
         self._threads = threading.local()
         self._learnt: Structure | None = None
 
@@ -91,7 +92,7 @@ class Outside:
         if not frame.records:
             return
         found = lesson(frame, roots, owners_of(self._model, ()), {}, {})
-        self._learnt = structure(found, self._outside_rules(), {}, all_here=False)
+        self._learnt = structure(found, self._outside_rules(), {}, min_bytes=self._min_bytes, all_here=False)
         seal_held(frame, found, self._learnt)
 
     def _outside_rules(self) -> tuple[Rule, ...]:

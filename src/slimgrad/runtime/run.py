@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from slimgrad.errors import SlimgradError, UnsupportedModelError
+from slimgrad.errors import SlimgradError, SpecError, UnsupportedModelError
 from slimgrad.runtime.batches import call_arguments
 from slimgrad.runtime.gate import Border, Gate
 from slimgrad.runtime.rules import Rule, as_rules, check_against_model
@@ -63,20 +63,31 @@ class Run:
         return f"Run({type(self._gate.model).__name__}, {list(self._gate.rules)!r}, {state})"
 
 
-def apply(model: nn.Module, what: Any, *, batch: Any = None, optimizer: Optimizer | None = None) -> Run:
+def apply(
+    model: nn.Module,
+    what: Any,
+    *,
+    batch: Any = None,
+    optimizer: Optimizer | None = None,
+    min_bytes: int | None = None,
+) -> Run:
     """Keep less between forward and backward of `model`.
 
     `what` is a codec (one rule for every site it can serve) or a list of rules, of which the first match wins. Without
     `batch` the first training forward is watched and packed when it returns; with `batch` the sites are learnt
-    beforehand on fake tensors, so that even the first step stays small. Parameters, buffers, `state_dict` and module
-    classes are not touched.
+    beforehand on fake tensors, so that even the first step stays small. Storages smaller than `min_bytes` are left
+    alone: by default 4 KiB on a CPU, and 1 MiB on a GPU, where less is not worth the host's time.
+
+    Parameters, buffers, `state_dict` and module classes are not touched.
     """
     rules = as_rules(what)
     check_model(model)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise UnsupportedModelError(f"optimizer must be a torch.optim.Optimizer, found {type(optimizer).__name__}")
     check_against_model(rules, dict(model.named_modules()))
-    gate = Gate(model, rules)
+    if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
+        raise SpecError(f"min_bytes must be a number of bytes, 0 or more; found {min_bytes!r}")
+    gate = Gate(model, rules, min_bytes)
     if batch is not None:
         gate.learn_ahead(call_arguments(batch))
     gate.attach()
