@@ -19,13 +19,16 @@ OPAQUE = {"lstm"}
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("entry", [e for e in ZOO if e.name not in OPAQUE], ids=str)
-def test_a_fake_profile_predicts_kept_bytes_within_two_percent(entry: Entry, autocast: bool) -> None:
-    model, batch = fresh(entry, "cpu"), entry.batch("cpu")
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+def test_a_fake_profile_predicts_kept_bytes_within_two_percent(
+    entry: Entry, autocast: bool, device: torch.device
+) -> None:
+    model, batch = fresh(entry, device), entry.batch(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
         real = sg.profile(model, batch, entry.loss)
         fake = sg.profile(model, batch, entry.loss, fake=True)
     assert abs(fake.kept_bytes - real.kept_bytes) <= 0.02 * real.kept_bytes
-    assert [site.name for site in fake.sites] == [site.name for site in real.sites]
+    if device.type == "cpu":
+        assert [site.name for site in fake.sites] == [site.name for site in real.sites]
 
 
 @pytest.mark.parametrize("entry", ZOO, ids=str)
@@ -154,17 +157,6 @@ def test_text_that_is_no_profile_is_refused(text: str, message: str) -> None:
 def test_totals_by_need_and_by_module_add_up_to_all_kept_bytes() -> None:
     profile = sg.profile(cnn(), images())
     assert sum(profile.by_need().values()) == sum(profile.by_module().values()) == profile.kept_bytes
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("entry", [e for e in ZOO if e.name not in OPAQUE], ids=str)
-def test_on_the_gpu_profiles_real_and_fake_agree(entry: Entry, autocast: bool) -> None:
-    model, batch = fresh(entry, "cuda"), entry.batch("cuda")
-    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-        real = sg.profile(model, batch, entry.loss)
-        fake = sg.profile(model, batch, entry.loss, fake=True)
-    assert abs(fake.kept_bytes - real.kept_bytes) <= 0.02 * real.kept_bytes
 
 
 def test_a_parameter_that_the_model_does_not_list_is_still_no_activation() -> None:

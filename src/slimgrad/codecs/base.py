@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,11 @@ class Demand:
     detail: Mapping[str, Any] = field(default_factory=dict)
     parameter: Tensor | None = None
     """The parameter whose copy this is, for WEIGHT."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Two demands on the same view with the same key are served by one Packed."""
+        return self.need, self.fn, tuple(self.detail.items())
 
 
 ITSELF = Demand()
@@ -116,7 +120,3 @@ class Codec(Value, ABC):
     def needs_served(self) -> tuple[Need, ...]:
         """The needs this codec is for, for messages and documentation."""
         return tuple(need for need in Need if self.serves(Demand(need=need), torch.float32))
-
-
-def full_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape) * dtype.itemsize

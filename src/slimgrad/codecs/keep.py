@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed, full_bytes
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -29,4 +30,4 @@ class Keep(Codec):
         return packed.layout.restore(packed.payload[0])
 
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
-        return full_bytes(shape, dtype)
+        return math.prod(shape) * dtype.itemsize

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed, full_bytes
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed
+from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.masks import Bit, bit_of
 from slimgrad.errors import SavedTensorModifiedError, SpecError
 from slimgrad.spec import Need
@@ -73,9 +74,9 @@ def _pack_mask(tensor: Tensor, demand: Demand) -> Packed:
     if bit is None:
         raise SpecError(f"Lossless cannot serve {demand.need} of {demand.fn} in {tensor.dtype} by one exact bit")
     layout = Layout.of(tensor)
-    on = (
-        float(tensor.amax()) if demand.fn == "dropout" and tensor.numel() else bit.on
-    )  # CPU only: no device to wait for
+    on = bit.on
+    if demand.fn == "dropout" and tensor.numel():  # on a CPU only, where there is no device to wait for
+        on = float(tensor.amax())
     bits = kernels.pack_bits(layout.flat(tensor), bit.rule)
     return Packed(layout, demand, (bits,), {"on": on, "off": bit.off})
 
@@ -159,23 +160,20 @@ def _unpack_weight(packed: Packed) -> Tensor:
 # --- anything, by itself --------------------------------------------------------------------------------------------
 
 
+KEEP = Keep()
+
+
 def _pack_itself(tensor: Tensor, demand: Demand) -> Packed:
     if tensor.dtype == torch.bool:
         return _pack_mask(tensor, Demand(need=Need.MASK, fn="bool"))
-    layout = Layout.of(tensor)
-    return Packed(layout, demand, (layout.flat(tensor).clone(),))
+    return KEEP.pack(tensor, demand)
 
 
 def _itself_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int:
-    return _mask_bytes(shape, dtype, demand) if dtype == torch.bool else full_bytes(shape, dtype)
+    return (_mask_bytes if dtype == torch.bool else KEEP.promised)(shape, dtype, demand)
 
 
-ITSELF_HANDLER = Handler(
-    serves=lambda demand, dtype: True,
-    pack=_pack_itself,
-    unpack=lambda packed: packed.layout.restore(packed.payload[0]),
-    promised=_itself_bytes,
-)
+ITSELF_HANDLER = Handler(lambda demand, dtype: True, _pack_itself, KEEP.unpack, _itself_bytes)
 """`Lossless().pack(x)` outside a gate: bit masks shrink, everything else is copied."""
 
 HANDLERS: dict[Need, Handler] = {

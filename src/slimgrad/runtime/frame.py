@@ -25,9 +25,10 @@ from slimgrad.codecs import Demand, Packed
 from slimgrad.runtime.tickets import Kept, Order, Sealed, Ticket, producer_name, unpack
 from slimgrad.spec import Need
 
-top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+_top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 _push_hooks: Callable[[Any, Any], None] = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
+
 
 ROOT = ""
 """The model's own path."""
@@ -77,8 +78,7 @@ class Frame(ABC):
         self._shared: dict[Any, tuple[StorageWeakRef, Packed]] = {}
         self._pack = self.pack  # one object, so that torch's stack can be compared by identity
         self._on = False
-        top = top_hooks(True)
-        self._below = None if top is None else top[0]
+        self._below = innermost_hook()
         self._expected = self._below
         """The hook that is innermost now unless somebody else's is."""
 
@@ -86,8 +86,7 @@ class Frame(ABC):
 
     def enter(self, path: str) -> None:
         active = self.borders.get(path)
-        top = top_hooks(True)
-        if active is None or (None if top is None else top[0]) is not self._expected:
+        if active is None or innermost_hook() is not self._expected:
             self.stack.append((path, ASIDE, self.scope))
             return
         call = self.counts.get(path, 0)
@@ -142,10 +141,8 @@ class Frame(ABC):
     def _switch(self, on: bool) -> None:
         if on:
             _push_hooks(self._pack, unpack)
-        else:
-            top = top_hooks(True)
-            if top is not None and top[0] is self._pack:
-                _pop_hooks()
+        elif innermost_hook() is self._pack:
+            _pop_hooks()
         self._on = on
         self._expected = self._pack if on else self._below
 
@@ -179,8 +176,7 @@ class Frame(ABC):
         if demand.need in WITHOUT_PAYLOAD:
             return Sealed(order, order.codec.pack(tensor, demand))
         storage = tensor.untyped_storage()
-        what = (demand.need, demand.fn, tuple(demand.detail.items()))
-        key = (storage._cdata, tensor._version, view_of(tensor), order.codec, what)
+        key = (storage._cdata, tensor._version, view_of(tensor), order.codec, demand.key)
         known = self._shared.get(key)
         if known is not None and not known[0].expired():
             return Sealed(order, known[1])
@@ -195,6 +191,12 @@ class WorkFrame(Frame):
 
     def pack(self, tensor: Tensor) -> Ticket:
         return self.ticket(tensor)
+
+
+def innermost_hook() -> Any:
+    """The pack hook that applies now, or None."""
+    top = _top_hooks(True)
+    return None if top is None else top[0]
 
 
 def view_of(tensor: Tensor) -> tuple[Any, ...]:

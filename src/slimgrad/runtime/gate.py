@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from slimgrad.errors import SlimgradWarning
 from slimgrad.runtime.batches import Arguments, call
 from slimgrad.runtime.fake import faked
-from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, top_hooks
+from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, innermost_hook
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.ledger import Audit
 from slimgrad.runtime.lesson import Owners, lesson, owners_of
@@ -236,10 +236,10 @@ class Gate:
         """Whether this forward is none of ours: no graph, a compiler's, or under somebody else's hooks."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not _hooks_enabled():
             return True
-        top = top_hooks(True)
-        if top is None or getattr(top[0], "__self__", None) is (self.outside.frame or self):
+        hook = innermost_hook()
+        if hook is None or getattr(hook, "__self__", None) is (self.outside.frame or self):
             return False
-        self._note_foreign(top[0])
+        self._note_foreign(hook)
         return True
 
     def _note_foreign(self, hook: Any) -> None:

@@ -142,10 +142,9 @@ class Audit:
 
 
 def _entry(record: Record, ticket: Kept | Sealed) -> Entry:
-    place = (record.path, record.call, record.index)
-    size = int(record.shape.numel()) * record.dtype.itemsize
+    what = (record.key, record.bytes, record.storage_id, record.storage_bytes)
     if isinstance(ticket, Kept):
-        return Entry(place, size, record.storage_id, record.storage_bytes)
+        return Entry(*what)
     order, packed = ticket.order, ticket.packed
     promised = order.codec.promised(record.shape, record.dtype, packed.demand)
-    return Entry(place, size, record.storage_id, record.storage_bytes, order, id(packed), packed.nbytes, promised)
+    return Entry(*what, order, id(packed), packed.nbytes, promised)

@@ -179,7 +179,7 @@ def _site(
         producer=record.producer,
         shape=tuple(int(size) for size in record.shape),
         dtype=str(record.dtype).removeprefix("torch."),
-        bytes=int(record.shape.numel()) * record.dtype.itemsize,
+        bytes=record.bytes,
         storage=storage,
         parameter=owners.parameters.get(id(parameter), "(unnamed)") if parameter is not None else None,
     )

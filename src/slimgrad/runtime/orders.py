@@ -138,7 +138,7 @@ def _order(lesson: Lesson, number: int, codec: Codec) -> Order:
 def seal_held(frame: WatchFrame, lesson: Lesson, found: Structure) -> None:
     """Pack, by the orders just made, the tensors a watched forward holds; those changed in place since stay."""
     for number, record in enumerate(lesson.records):
-        held, order = record.held(), found.orders.get((record.path, record.call, record.index))
+        held, order = record.held(), found.orders.get(record.key)
         if held is None or order is None or not isinstance(held.ticket, Kept):
             continue
         if held.ticket.tensor._version == held.ticket.version:
@@ -171,10 +171,7 @@ def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson, min
         who = ", ".join(f"{site.name} ({site.need})" for site in keepers[:3])
         more = f" and {len(keepers) - 3} more" if len(keepers) > 3 else ""
         return f"{who}{more} keeps it, and no rule offers less"
-    packs = {
-        (choice[s], sites[s].need, sites[s].fn, tuple(sites[s].detail.items()), lesson.records[s].view): s
-        for s in storage.savers
-    }
+    packs = {(choice[s], lesson.demand(s).key, lesson.records[s].view): s for s in storage.savers}
     promised = sum(
         choice[s].promised(sites[s].shape, lesson.records[s].dtype, lesson.demand(s)) for s in packs.values()
     )

@@ -83,7 +83,6 @@ class Outside:
             witness.__exit__(None, None, None)
         if frame is None:
             return
-        frame.surprises.clear()
         frame.close()
         if isinstance(frame, WatchFrame) and not failed and not frame.reader.opened:
             self._learn(frame, witness.roots() if witness is not None else [])

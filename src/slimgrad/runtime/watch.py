@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint
 
 from slimgrad.runtime import needs
-from slimgrad.runtime.frame import ASIDE, Calls, Frame, Scope, storage_of, top_hooks, view_of
+from slimgrad.runtime.frame import ASIDE, Calls, Frame, Scope, innermost_hook, storage_of, view_of
 from slimgrad.runtime.tickets import Held, Reader, Ticket, is_output, producer_name, sequence_number
 
 Chain = tuple[tuple[str, int], ...]
@@ -50,6 +50,15 @@ class Record:
     """Whether torch.utils.checkpoint saves it as an input of a region; its node hangs in no graph we could walk."""
 
     @property
+    def key(self) -> tuple[str, int, int]:
+        """As Site.key."""
+        return self.path, self.call, self.index
+
+    @property
+    def bytes(self) -> int:
+        return int(self.shape.numel()) * self.dtype.itemsize
+
+    @property
     def storage_id(self) -> int:
         return int(self.storage.cdata)
 
@@ -68,8 +77,7 @@ class WatchFrame(Frame):
         self._saved: dict[tuple[str, int], int] = {}
 
     def enter(self, path: str) -> None:
-        top = top_hooks(True)
-        if (None if top is None else top[0]) is not self._expected:
+        if innermost_hook() is not self._expected:
             self.stack.append((path, ASIDE, self.scope))
             self._chains.append(self._chains[-1])
             return
