@@ -169,6 +169,11 @@ def test_a_parameter_that_the_model_does_not_list_is_still_no_activation() -> No
 
     x = torch.randn(32, 64, requires_grad=True)
     assert {storage.kind for storage in sg.profile(Gathered(), x).storages} == {"parameter", "input"}
+    model = Gathered()
+    run = sg.apply(model, sg.Lossless())
+    model(x).sum().backward()
+    assert run.report().kept_before == 0
+    run.remove()
     with torch.autocast("cpu", torch.bfloat16):
         profile = sg.profile(Gathered(), x)
     assert [s.kind for s in profile.storages if profile.lead(s).need is sg.Need.WEIGHT] == ["weight copy"]

@@ -155,6 +155,7 @@ def test_a_deep_copy_is_an_untouched_model_that_can_be_treated_itself() -> None:
     assert same(expected, gradients(clone, lambda m: m(images())))
     run.remove()
     assert hook_count(clone) == 0
+    assert not any(m._forward_pre_hooks_with_kwargs or m._forward_hooks_always_called for m in clone.modules())
 
 
 def test_a_treated_model_can_be_pickled() -> None:

@@ -29,7 +29,6 @@ _top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_defaul
 _push_hooks: Callable[[Any, Any], None] = torch._C._autograd._push_saved_tensors_default_hooks
 _pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
 
-
 ROOT = ""
 """The model's own path."""
 

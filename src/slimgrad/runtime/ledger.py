@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.report.human import human_bytes
-from slimgrad.runtime.lesson import Owners
+from slimgrad.runtime.lesson import Owners, is_parameter
 from slimgrad.runtime.orders import Structure
 from slimgrad.runtime.tickets import Kept, Order, Sealed
 from slimgrad.runtime.watch import Record, WatchFrame
@@ -43,7 +43,7 @@ class Audit:
 
     def __init__(self, frame: WatchFrame, structure: Structure, owners: Owners, allocated: int | None) -> None:
         self.structure = structure
-        self.not_counted = frozenset(owners.storages)
+        self.not_counted = {*owners.storages, *(r.storage_id for r in frame.records if is_parameter(r))}
         self.allocated_before = allocated
         self.allocated: int | None = None
         self.held_elsewhere: set[int] = set()

@@ -194,13 +194,13 @@ def _storage(
 ) -> Storage:
     kind = owners.storages.get(key)
     if kind is None and any(sites[number].parameter for number in savers):
-        kind = "parameter" if any(_is_leaf_itself(alive[number][0]) for number in savers) else "weight copy"
+        kind = "parameter" if any(is_parameter(alive[number][0]) for number in savers) else "weight copy"
     if kind is None:
         kind = "activation"
     return Storage(bytes=alive[savers[0]][0].storage_bytes, kind=kind, savers=tuple(savers))
 
 
-def _is_leaf_itself(record: Record) -> bool:
-    """Whether the saved tensor is the leaf behind it or a view of it, not a copy."""
-    storage = None if record.leaf is None else storage_of(record.leaf)
+def is_parameter(record: Record) -> bool:
+    """Whether the saved tensor is the parameter behind it or a view of it, not a copy; even one the model hides."""
+    storage = storage_of(record.leaf) if isinstance(record.leaf, nn.Parameter) else None
     return storage is not None and storage._cdata == record.storage_id

@@ -87,6 +87,7 @@ def apply(
     check_against_model(rules, dict(model.named_modules()))
     if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
         raise SpecError(f"min_bytes must be a number of bytes, 0 or more; found {min_bytes!r}")
+    drop_inert_borders(model)
     gate = Gate(model, rules, min_bytes)
     if batch is not None:
         gate.learn_ahead(call_arguments(batch))
@@ -94,20 +95,31 @@ def apply(
     return Run(gate)
 
 
+def drop_inert_borders(model: nn.Module) -> None:
+    """Take away what is left of a run on a copy of a treated model."""
+    for module in model.modules():
+        hooks = {**module._forward_pre_hooks, **module._forward_hooks}
+        shelves = (
+            module._forward_pre_hooks,
+            module._forward_pre_hooks_with_kwargs,
+            module._forward_hooks,
+            module._forward_hooks_always_called,
+        )
+        for number in [number for number, hook in hooks.items() if isinstance(hook, Border)]:
+            for shelf in shelves:
+                shelf.pop(number, None)
+
+
 def check_model(model: Any, *, meta_allowed: bool = False) -> None:
     """Refuse what cannot be treated, before anything is changed."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"expected an nn.Module, found {type(model).__name__}")
     for path, module in model.named_modules():
-        hooks = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
-        for number, hook in hooks:
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             if isinstance(hook, Border) and hook.gate is not None:
                 raise SlimgradError(
                     f"{path or 'the model'} is already under a run ({list(hook.gate.rules)!r}); call its remove() first"
                 )
-            if isinstance(hook, Border):  # left on a copy of a treated model
-                module._forward_pre_hooks.pop(number, None)
-                module._forward_hooks.pop(number, None)
     for name, parameter in model.named_parameters():
         if parameter.is_meta and not meta_allowed:
             raise UnsupportedModelError(
