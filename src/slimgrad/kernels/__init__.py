@@ -19,19 +19,23 @@ from torch import Tensor
 from slimgrad.errors import SpecError
 from slimgrad.kernels import reference
 from slimgrad.kernels.geometry import Windows
+from slimgrad.kernels.groups import Groups
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
 
 __all__ = [
     "Backend",
+    "Groups",
     "Interval",
     "Windows",
     "backend",
     "narrow_dtype",
     "narrow_int",
     "pack_bits",
+    "pack_groups",
     "pack_window",
     "unpack_bits",
+    "unpack_groups",
     "unpack_window",
     "widen_int",
 ]
@@ -76,6 +80,16 @@ def unpack_bits(
 ) -> Tensor:
     """The n bits of `pack_bits` as values `on` and `off` of `dtype`."""
     return _twin("bits", packed, force).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
+
+
+def pack_groups(x: Tensor, how: Groups, *, force: Backend | None = None) -> Tensor:
+    """A flat contiguous tensor as few-bit codes, with an offset and a step per group; groups.py has the format."""
+    return _twin("quant", x, force).pack_groups(x, how)  # type: ignore[no-any-return]
+
+
+def unpack_groups(packed: Tensor, n: int, how: Groups, dtype: torch.dtype, *, force: Backend | None = None) -> Tensor:
+    """The n elements of `pack_groups` as `dtype`, each within half a step of its group; a whole one if stochastic."""
+    return _twin("quant", packed, force).unpack_groups(packed, n, how, dtype)  # type: ignore[no-any-return]
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:
