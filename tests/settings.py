@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import ITSELF, Codec, Demand, Keep, Lossless
+from slimgrad.codecs import ITSELF, Codec, Demand, Keep, Lossless, Quant
 from slimgrad.spec import Need
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -51,6 +51,34 @@ def inside(low: float, high: float) -> Callable[[Tensor, Tensor], bool]:
     return lambda before, after: torch.equal(~((before <= low) | (before >= high)), ~((after <= low) | (after >= high)))
 
 
+def within_steps(codec: Quant) -> Callable[[Tensor, Tensor], bool]:
+    """Half a step of the group, or a whole one; no step is larger than the tensor's range over the number of steps,
+    but for what rounding offset and step to 16 bits adds (2**-7 of each), the wild codes of a group with infinities
+    (three fewer, and with two bits one for all), and the rounding of the result to the tensor's own dtype."""
+
+    def delivers(before: Tensor, after: Tensor) -> bool:
+        special = ~before.isfinite()
+        if not torch.equal(before[special].nan_to_num(7.0), after[special].nan_to_num(7.0)):
+            return False
+        before, after = before[~special].double(), after[~special].double()
+        if not before.numel():
+            return True
+        numbers = 2**codec.bits - 1 - (3 if special.any() else 0)
+        span = (before.max() - before.min()) * (1 + 2**-6) + before.abs().max() * 2**-7
+        step = span / numbers if numbers else 2 * span
+        bound = step * (1.0 if codec.rounding == "stochastic" else 0.5) + before.abs().max() * 2**-8
+        return bool(((before - after).abs() <= bound).all())
+
+    return delivers
+
+
+QUANTS = tuple(
+    Quant(bits=bits, group=group, rounding=rounding)
+    for bits, group in ((8, 128), (4, 128), (3, 32), (2, 1024))
+    for rounding in ("nearest", "stochastic")
+)
+
+
 CASES: tuple[Case, ...] = (
     Case("keep", Keep(), dtypes=(*FLOATS, torch.int64, torch.bool)),
     Case("lossless itself", Lossless(), dtypes=(*FLOATS, torch.int64, torch.bool)),
@@ -61,6 +89,11 @@ CASES: tuple[Case, ...] = (
         Lossless(),
         Demand(need=Need.MASK, fn="hardtanh", detail={"min_val": 0, "max_val": 6}),
         delivers=inside(0, 6),
+    ),
+    *(
+        Case(repr(codec), codec, demand, dtypes=FLOATS[:3], delivers=within_steps(codec))
+        for codec in QUANTS
+        for demand in (ITSELF, Demand(need=Need.OPERAND))
     ),
     Case("lossless bool", Lossless(), Demand(need=Need.MASK, fn="bool"), dtypes=(torch.bool,)),
 )

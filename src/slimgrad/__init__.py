@@ -1,6 +1,6 @@
 """slimgrad: train bigger models on the memory you have, by keeping less between forward and backward."""
 
-from slimgrad.codecs import Codec, Keep, Lossless, Packed
+from slimgrad.codecs import Codec, Keep, Lossless, Packed, Quant
 from slimgrad.errors import (
     BatchError,
     DoubleBackwardError,
@@ -28,6 +28,7 @@ __all__ = [
     "Need",
     "Packed",
     "Profile",
+    "Quant",
     "Report",
     "Rule",
     "RuleError",

@@ -8,11 +8,13 @@ from typing import Any
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
+from slimgrad.codecs.quant import Quant
 from slimgrad.errors import SpecError
 
 CODECS: dict[str, type[Codec]] = {
     "Keep": Keep,
     "Lossless": Lossless,
+    "Quant": Quant,
 }
 
 
@@ -24,4 +26,4 @@ def codec_from_dict(data: Mapping[str, Any]) -> Codec:
     return CODECS[name].from_dict(data)
 
 
-__all__ = ["CODECS", "ITSELF", "Codec", "Demand", "Keep", "Layout", "Lossless", "Packed", "codec_from_dict"]
+__all__ = ["CODECS", "ITSELF", "Codec", "Demand", "Keep", "Layout", "Lossless", "Packed", "Quant", "codec_from_dict"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from slimgrad.kernels import is_dense
 from slimgrad.spec import Need, Value
 
 
@@ -22,11 +24,13 @@ class Demand:
     detail: Mapping[str, Any] = field(default_factory=dict)
     parameter: Tensor | None = None
     """The parameter whose copy this is, for WEIGHT."""
+    zeros: bool = False
+    """Whether exact zeros must stay zeros, and nothing else become one: a ReLU's mask is read off the same Packed."""
 
     @property
     def key(self) -> tuple[Any, ...]:
         """Two demands on the same view with the same key are served by one Packed."""
-        return self.need, self.fn, tuple(self.detail.items())
+        return self.need, self.fn, tuple(self.detail.items()), self.zeros
 
 
 ITSELF = Demand()
@@ -63,20 +67,6 @@ class Layout(NamedTuple):
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one block of memory without gaps or overlaps, in any order of dimensions."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: (pair[1], pair[0])):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 @dataclass(eq=False, slots=True)
 class Packed:
     """What is kept instead of a tensor. Not frozen, because that would double the time it takes to make one."""
@@ -86,6 +76,8 @@ class Packed:
     payload: tuple[Tensor, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Small plain values the codec needs to unpack."""
+    unpacked: weakref.ref[Tensor] | None = None
+    """What was unpacked last, for as long as somebody else holds it."""
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +92,8 @@ class Codec(Value, ABC):
 
     lossy: ClassVar[bool] = True
     """Whether unpack may give backward other values than stock autograd would."""
+    elementwise: ClassVar[bool] = False
+    """Whether shape and strides are nothing to it, so that one Packed serves every view of the same memory."""
 
     @abstractmethod
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
@@ -116,6 +110,10 @@ class Codec(Value, ABC):
     @abstractmethod
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         """Bytes that `pack` will hold, by arithmetic."""
+
+    def joint(self, demands: Sequence[Demand]) -> Demand | None:
+        """One demand whose Packed serves all of these, made of the same elements; None if there is none."""
+        return None
 
     def needs_served(self) -> tuple[Need, ...]:
         """The needs this codec is for, for messages and documentation."""

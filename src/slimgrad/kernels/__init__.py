@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Literal
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from slimgrad.errors import SpecError
 from slimgrad.kernels import reference
-from slimgrad.kernels.geometry import Windows
+from slimgrad.kernels.geometry import Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
@@ -29,6 +30,8 @@ __all__ = [
     "Interval",
     "Windows",
     "backend",
+    "is_dense",
+    "is_dense_layout",
     "narrow_dtype",
     "narrow_int",
     "pack_bits",
@@ -83,13 +86,21 @@ def unpack_bits(
 
 
 def pack_groups(x: Tensor, how: Groups, *, force: Backend | None = None) -> Tensor:
-    """A flat contiguous tensor as few-bit codes, with an offset and a step per group; groups.py has the format."""
+    """A dense tensor, in memory order, as few-bit codes with an offset and a step per group: see groups.py."""
     return _twin("quant", x, force).pack_groups(x, how)  # type: ignore[no-any-return]
 
 
-def unpack_groups(packed: Tensor, n: int, how: Groups, dtype: torch.dtype, *, force: Backend | None = None) -> Tensor:
-    """The n elements of `pack_groups` as `dtype`, each within half a step of its group; a whole one if stochastic."""
-    return _twin("quant", packed, force).unpack_groups(packed, n, how, dtype)  # type: ignore[no-any-return]
+def unpack_groups(
+    packed: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    how: Groups,
+    dtype: torch.dtype,
+    *,
+    force: Backend | None = None,
+) -> Tensor:
+    """What was packed, as a tensor of that dense layout; each element within half a step, a whole one if stochastic."""
+    return _twin("quant", packed, force).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:

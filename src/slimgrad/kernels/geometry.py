@@ -1,8 +1,9 @@
-"""The geometry of a max-pool, and how its index tensor lies in memory: shared by both twins."""
+"""How tensors lie in memory, and the geometry of a max-pool: shared by both twins."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,3 +103,18 @@ def divider(size: int) -> tuple[int, int]:
     """
     shift = (size - 1).bit_length()
     return 2 ** (31 + shift) // size + 1, shift
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one block of memory without gaps or overlaps, in any order of dimensions."""
+    return tensor.is_contiguous() or is_dense_layout(tensor.shape, tensor.stride())
+
+
+def is_dense_layout(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """The same by shape and strides."""
+    expected = 1
+    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True

@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
+from slimgrad.kernels.geometry import is_dense
 
 PLANES: dict[int, tuple[int, ...]] = {8: (8,), 4: (4,), 3: (2, 1), 2: (2,)}
 """Bits per code -> widths of the planes that hold them, the low bits first."""
@@ -82,7 +83,7 @@ class Groups(NamedTuple):
 
     def last(self, *, wild: bool) -> int:
         """The number of a group's largest number, counted from its smallest as 0."""
-        return 2**self.bits - 1 - (SPECIALS if wild else self.first)
+        return (1 << self.bits) - 1 - (SPECIALS if wild else self.first)
 
     def factor(self, *, wild: bool) -> float:
         """Half a group's range times this is its step. Where one number stands for all, half a step is the range."""
@@ -121,9 +122,9 @@ def check_groups(how: Groups) -> None:
 
 def check_values(x: Tensor, how: Groups) -> None:
     check_groups(how)
-    if x.dim() != 1 or not x.is_contiguous() or x.dtype not in DTYPES:
+    if x.dtype not in DTYPES or not is_dense(x):
         raise SpecError(
-            "pack_groups: expected a contiguous 1-D tensor of float32, bfloat16 or float16, "
+            "pack_groups: expected a dense tensor of float32, bfloat16 or float16, "
             f"found {x.dtype}, shape {tuple(x.shape)}, strides {x.stride()}"
         )
 

@@ -11,7 +11,8 @@ Bits equal the reference's because multiply and add are not fused.
 from __future__ import annotations
 
 import os
-from functools import cache
+from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -41,31 +42,35 @@ ROUNDER = tl.constexpr(12582912.0)
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
     check_values(x, how)
     n = x.numel()
-    out = torch.empty(how.nbytes(n), dtype=torch.uint8, device=x.device)
+    nbytes, programs, constants = _plan(n, how, x.dtype)
+    out = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
     if n:
         pairs = x.itemsize == 2 and x.data_ptr() % 4 == 0 and not INTERPRETED
-        constants = (*_constants(how, x.dtype), pairs)
-        _pack((x.dtype, constants, n >> 31), triton.cdiv(n, fmt.TILE), x, x, out, n, how.seed, *constants)
+        _pack((x.dtype, constants, pairs, n >> 31), programs, x, x, out, n, how.seed, *constants, pairs)
     return out
 
 
-def unpack_groups(packed: Tensor, n: int, how: Groups, dtype: torch.dtype) -> Tensor:
+def unpack_groups(
+    packed: Tensor, shape: Sequence[int], stride: Sequence[int], how: Groups, dtype: torch.dtype
+) -> Tensor:
+    out = torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
+    n = out.numel()
     check_packed(packed, n, how, dtype)
-    out = torch.empty(n, dtype=dtype, device=packed.device)
     if n:
-        constants = (how.bits, how.group, how.zeros, LARGEST[dtype])
-        _unpack((dtype, constants, n >> 31), triton.cdiv(n, fmt.TILE), packed, packed, out, n, *constants)
+        programs, constants = _plan(n, how, dtype)[1], (how.bits, how.group, how.zeros, LARGEST[dtype])
+        _unpack((dtype, constants, n >> 31), programs, packed, packed, out, n, *constants)
     return out
 
 
 LARGEST = {dtype: torch.finfo(dtype).max for dtype in fmt.DTYPES}
 
 
-@cache
-def _constants(how: Groups, dtype: torch.dtype) -> tuple[int | float, ...]:
-    """What the pack kernel is compiled for."""
+@lru_cache(maxsize=4096)
+def _plan(n: int, how: Groups, dtype: torch.dtype) -> tuple[int, int, tuple[int | float, ...]]:
+    """Bytes of the buffer, programs of a launch, and what the pack kernel is compiled for; the hot path asks often."""
     scale = (how.last(wild=False), how.factor(wild=False), how.last(wild=True), how.factor(wild=True))
-    return how.bits, how.group, how.zeros, how.stochastic, *scale, fmt.TAME[dtype], how.least_step(dtype)
+    constants = (how.bits, how.group, how.zeros, how.stochastic, *scale, fmt.TAME[dtype], how.least_step(dtype))
+    return how.nbytes(n), triton.cdiv(n, fmt.TILE), constants
 
 
 @triton.jit

@@ -248,9 +248,10 @@ def _flat_offsets(pool: Windows, device: torch.device) -> Tensor:
 
 
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
-    """The flat tensor `x` as few-bit codes, with an offset and a step per group."""
+    """The dense tensor `x`, in the order of its memory, as few-bit codes with an offset and a step per group."""
     check_values(x, how)
-    x, n = x.detach(), x.numel()
+    n = x.numel()
+    x = x.detach().as_strided((n,), (1,))
     out = torch.empty(how.nbytes(n), dtype=torch.uint8, device=x.device)
     planes, scales = _group_views(out, n, how)
     for first, last in _chunks(n):
@@ -265,8 +266,11 @@ def pack_groups(x: Tensor, how: Groups) -> Tensor:
     return out
 
 
-def unpack_groups(packed: Tensor, n: int, how: Groups, dtype: torch.dtype) -> Tensor:
+def unpack_groups(
+    packed: Tensor, shape: Sequence[int], stride: Sequence[int], how: Groups, dtype: torch.dtype
+) -> Tensor:
     """The inverse of `pack_groups`, each element within half a step of its group (a whole one if stochastic)."""
+    n = math.prod(shape)
     check_packed(packed, n, how, dtype)
     out = torch.empty(n, dtype=dtype, device=packed.device)
     planes, scales = _group_views(packed, n, how)
@@ -278,7 +282,7 @@ def unpack_groups(packed: Tensor, n: int, how: Groups, dtype: torch.dtype) -> Te
             shift += width
         values = _decode(codes, scales[span, None], how, dtype)
         out[first:last] = values.view(-1, THREADS, ROUNDS, LANES).transpose(1, 2).reshape(-1)[: last - first]
-    return out
+    return out.as_strided(shape, stride)
 
 
 def _group_views(packed: Tensor, n: int, how: Groups) -> tuple[list[Tensor], Tensor]:

@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.codecs import Demand, Packed
-from slimgrad.runtime.tickets import Kept, Order, Sealed, Ticket, producer_name, unpack
+from slimgrad.kernels import is_dense
+from slimgrad.runtime.tickets import Kept, Order, Sealed, Ticket, View, producer_name, unpack
 from slimgrad.spec import Need
 
 _top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -31,6 +32,8 @@ _pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_h
 
 ROOT = ""
 """The model's own path."""
+
+LEAF = "AccumulateGrad"
 
 WITHOUT_PAYLOAD = (Need.NOTHING, Need.WEIGHT)
 """Needs for which nothing is stored, so that nothing can be shared."""
@@ -74,7 +77,7 @@ class Frame(ABC):
         self.scope: Scope | None = None
         self.counts: dict[str, int] = {}
         self.surprises: list[str] = []
-        self._shared: dict[Any, tuple[StorageWeakRef, Packed]] = {}
+        self._shared: dict[Any, tuple[StorageWeakRef | None, Packed]] = {}
         self._pack = self.pack  # one object, so that torch's stack can be compared by identity
         self._on = False
         self._below = innermost_hook()
@@ -172,17 +175,50 @@ class Frame(ABC):
 
     def seal(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
         """Pack the tensor as ordered; a storage already packed the same way in this forward is packed once."""
+        if order.codec.elementwise:
+            return self._seal_elements(tensor, order, demand)
         if demand.need in WITHOUT_PAYLOAD:
             return Sealed(order, order.codec.pack(tensor, demand))
         storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor._version, view_of(tensor), order.codec, demand.key)
+        sized_by = demand.key if order.sibling is not None else None
+        key = (storage._cdata, tensor._version, view_of(tensor), order.family, sized_by)
         known = self._shared.get(key)
-        if known is not None and not known[0].expired():
+        if known is not None and known[0] is not None and not known[0].expired():
             return Sealed(order, known[1])
         packed = order.codec.pack(tensor, demand)
         # The weak reference keeps the storage's identity from being reused, not its memory.
         self._shared[key] = (StorageWeakRef(storage), packed)
         return Sealed(order, packed)
+
+    def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
+        """The same where shape and strides are nothing to the codec: one Packed for every view of the same memory.
+
+        Copies that autocast makes of one tensor, for q, k and v say, have storages of their own but equal values; the
+        node and the output number they are copied from tell.
+        """
+        shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+        view: View | None = None
+        storage = None
+        origin = _origin(tensor) if order.is_cast else None
+        key: Any = (origin, shape, stride, order.family)
+        if origin is None:
+            storage = tensor.untyped_storage()
+            key = (storage._cdata, tensor._version, order.family, order.whole)
+            if order.whole:
+                view = (shape, stride, offset)
+            else:
+                key += (offset, shape.numel()) if is_dense(tensor) else (offset, shape, stride)
+        known = self._shared.get(key)
+        if known is not None and (known[0] is None or not known[0].expired()):
+            packed = known[1]
+            if view is None and (packed.layout.shape != shape or packed.layout.stride != stride) and is_dense(tensor):
+                view = (shape, stride, 0)
+            return Sealed(order, packed, view)
+        if storage is not None and order.whole:
+            tensor = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
+        packed = order.codec.pack(tensor, demand)
+        self._shared[key] = (None if storage is None else StorageWeakRef(storage), packed)
+        return Sealed(order, packed, view)
 
 
 class WorkFrame(Frame):
@@ -190,6 +226,13 @@ class WorkFrame(Frame):
 
     def pack(self, tensor: Tensor) -> Ticket:
         return self.ticket(tensor)
+
+
+def _origin(tensor: Tensor) -> tuple[int, int] | None:
+    """Which output of which node the tensor is a copy of; None for a copy of a leaf, whose node has no number."""
+    assert tensor.grad_fn is not None
+    node, output = tensor.grad_fn.next_functions[0]
+    return None if node is None or node.name() == LEAF else (node._sequence_nr(), output)
 
 
 def innermost_hook() -> Any:

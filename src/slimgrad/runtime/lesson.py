@@ -19,6 +19,9 @@ from slimgrad.runtime.tickets import Held, sized
 from slimgrad.runtime.watch import Chain, Record, WatchFrame
 from slimgrad.spec import Need, Profile, Site, Storage
 
+UNNAMED = "(unnamed)"
+"""A parameter the model does not list, such as the gathered one of a sharded model: another object in each forward."""
+
 
 @dataclass(frozen=True)
 class Owners:
@@ -147,7 +150,7 @@ def _parameter_behind(record: Record, label: Label, owners: Owners, module: nn.M
     # The copy of a frozen weight has no graph behind it; the module's class says what it is.
     if record.producer is None and label.slot == CASTING.get(type(module)):
         weight = module._parameters.get("weight") if module is not None else None
-        if weight is not None and weight.dtype != record.dtype and weight.numel() == record.shape.numel():
+        if type(weight) is nn.Parameter and weight.dtype != record.dtype and weight.numel() == record.shape.numel():
             return weight
     return None
 
@@ -181,7 +184,7 @@ def _site(
         dtype=str(record.dtype).removeprefix("torch."),
         bytes=record.bytes,
         storage=storage,
-        parameter=owners.parameters.get(id(parameter), "(unnamed)") if parameter is not None else None,
+        parameter=owners.parameters.get(id(parameter), UNNAMED) if parameter is not None else None,
     )
 
 

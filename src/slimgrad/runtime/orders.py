@@ -12,7 +12,8 @@ from slimgrad.codecs import CODECS, Codec, Keep
 from slimgrad.errors import RuleError
 from slimgrad.runtime.anchors import lay_out
 from slimgrad.runtime.frame import Calls
-from slimgrad.runtime.lesson import Lesson
+from slimgrad.runtime.lesson import UNNAMED, Lesson
+from slimgrad.runtime.parts import WHOLE, Part, families, keepers, parts_of, promised_bytes
 from slimgrad.runtime.rules import Rule
 from slimgrad.runtime.tickets import Kept, Order
 from slimgrad.runtime.watch import WatchFrame
@@ -22,6 +23,8 @@ MIN_BYTES = {"cpu": 4 * 1024, "cuda": 1024 * 1024}
 """Storages below this are left alone unless `apply` is told otherwise, by device. On a GPU packing and unpacking one
 site takes 50-100 us of host time, in which an H200 moves 200-400 MB: less than a mebibyte is not worth it, and in small
 models those are most sites."""
+
+CAST = "ToCopyBackward0"
 
 Fixture = tuple[Mapping[str, Any], str, Any]
 """A dictionary of a module, a name in it, and what hangs there."""
@@ -107,31 +110,39 @@ def structure(
 ) -> Structure:
     """Decide per storage: it is packed only if every saver lets go and bytes are saved; otherwise it is left alone."""
     choice = chosen(lesson, rules, modules, all_here=all_here)
+    packed: dict[int, Part] = {}
     orders: dict[int, Order] = {}
     reasons: dict[int, str] = {}
     for number, storage in enumerate(lesson.profile.storages):
-        why = _why_kept(storage, choice, lesson, min_bytes)
+        parts = parts_of(storage, choice, lesson)
+        why = _why_kept(storage, parts, lesson, min_bytes)
         if why is not None:
             reasons[number] = why
-            continue
-        for saver in storage.savers:
-            orders[lesson.records[saver].number] = _order(lesson, saver, choice[saver])
+        else:
+            packed |= parts
+    numbers = families(packed.values())
+    for saver, part in packed.items():
+        family = numbers[part.codec, part.demand.key]
+        orders[lesson.records[saver].number] = _order(lesson, saver, part, family)
     calls, borders = lay_out(lesson.trail, orders)
     fixtures = tuple(_fixtures(orders.values(), borders, modules))
     by_site = {order.site.key: order for order in orders.values()}
     return Structure(calls, borders, lesson.profile, by_site, reasons, fixtures)
 
 
-def _order(lesson: Lesson, number: int, codec: Codec) -> Order:
+def _order(lesson: Lesson, number: int, part: Part, family: int) -> Order:
     record, sibling = lesson.records[number], lesson.siblings[number]
     return Order(
         site=lesson.profile.sites[number],
         answer=lesson.answers[number],
-        codec=codec,
-        demand=lesson.open_demand(number),
+        codec=part.codec,
+        demand=part.demand,
         dtype=record.dtype,
         is_output=record.is_output,
         sibling=None if sibling is None else lesson.records[sibling].number,
+        family=family,
+        whole=part.region == WHOLE,
+        is_cast=record.producer == CAST,
     )
 
 
@@ -142,11 +153,12 @@ def seal_held(frame: WatchFrame, lesson: Lesson, found: Structure) -> None:
         if held is None or order is None or not isinstance(held.ticket, Kept):
             continue
         if held.ticket.tensor._version == held.ticket.version:
-            held.ticket = frame.seal(held.ticket.tensor, order, lesson.demand(number))
+            demand = order.demand if order.sibling is None else lesson.demand(number)
+            held.ticket = frame.seal(held.ticket.tensor, order, demand)
 
 
 def _fixtures(orders: Iterable[Order], borders: Iterable[str], modules: Mapping[str, nn.Module]) -> Iterator[Fixture]:
-    ordered = {id(order.demand.parameter) for order in orders if order.demand.parameter is not None}
+    ordered = {id(order.demand.parameter) for order in orders if order.site.parameter not in (None, UNNAMED)}
     for module in modules.values():
         for name, parameter in module._parameters.items():
             if id(parameter) in ordered:
@@ -157,7 +169,7 @@ def _fixtures(orders: Iterable[Order], borders: Iterable[str], modules: Mapping[
             yield modules[parent]._modules, name, modules[path]
 
 
-def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson, min_bytes: int | None) -> str | None:
+def _why_kept(storage: Storage, parts: Mapping[int, Part], lesson: Lesson, min_bytes: int | None) -> str | None:
     """Why the storage is left as it is; None if it can go."""
     sites = lesson.profile.sites
     if not storage.counted:
@@ -166,15 +178,12 @@ def _why_kept(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson, min
     least = MIN_BYTES.get(device, MIN_BYTES["cuda"]) if min_bytes is None else min_bytes
     if storage.bytes < least:
         return f"it is smaller than {least} bytes, not worth the time"
-    keepers = [sites[s] for s in storage.savers if s not in choice or isinstance(choice[s], Keep)]
-    if keepers:
-        who = ", ".join(f"{site.name} ({site.need})" for site in keepers[:3])
-        more = f" and {len(keepers) - 3} more" if len(keepers) > 3 else ""
+    holding = [sites[saver] for saver in keepers(storage, parts)]
+    if holding:
+        who = ", ".join(f"{site.name} ({site.need})" for site in holding[:3])
+        more = f" and {len(holding) - 3} more" if len(holding) > 3 else ""
         return f"{who}{more} keeps it, and no rule offers less"
-    packs = {(choice[s], lesson.demand(s).key, lesson.records[s].view): s for s in storage.savers}
-    promised = sum(
-        choice[s].promised(sites[s].shape, lesson.records[s].dtype, lesson.demand(s)) for s in packs.values()
-    )
+    promised = promised_bytes(storage, parts, lesson)
     if promised >= storage.bytes:
         return f"packing would hold {promised} bytes, no less than it has"
     return None

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from slimgrad.codecs import CODECS, Codec, codec_from_dict
+from slimgrad.codecs import CODECS, Codec, Lossless, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
+from slimgrad.runtime.wording import clauses
 from slimgrad.spec import OUTSIDE, Need, Site, Value
 from slimgrad.spec.values import checked_body
 
@@ -104,16 +105,23 @@ def _where_from_dict(data: Mapping[str, str]) -> Where:
 
 
 def as_rules(what: Any) -> tuple[Rule, ...]:
-    """What `apply` was given, as rules: a bare codec is one rule for every site it can serve."""
+    """What `apply` was given, as rules.
+
+    A bare codec is one rule for every site it can serve; what a lossy one leaves is kept by `Lossless` where that is
+    less, because what is exact and smaller is never unwelcome, and a ReLU that holds on to what a Quant lets go of is.
+    """
+    if isinstance(what, str):
+        rules = tuple(Rule(where, codec) for where, codec in clauses(what))
+        what = rules[0].codec if len(rules) == 1 and rules[0].where == "*" else rules
     if isinstance(what, Codec):
-        return (Rule("*", what),)
+        return (Rule("*", what), Rule("*", Lossless())) if what.lossy else (Rule("*", what),)
     if isinstance(what, Rule):
         return (what,)
     if isinstance(what, Sequence) and not isinstance(what, str) and what and all(isinstance(r, Rule) for r in what):
         return tuple(what)
     raise RuleError(
-        f"cannot apply {what!r}: expected a codec ({', '.join(f'{name}()' for name in CODECS)}) or a list of "
-        "Rule(where, codec)"
+        f"cannot apply {what!r}: expected a codec ({', '.join(f'{name}()' for name in CODECS)}), a list of "
+        "Rule(where, codec), or either as text, such as 'quant(bits=4)'"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,9 @@ from slimgrad.codecs import Codec, Demand, Packed
 from slimgrad.errors import DoubleBackwardError, SavedTensorModifiedError, SiteChangedError
 from slimgrad.runtime import needs
 from slimgrad.spec import Need, Site
+
+View = tuple[torch.Size, tuple[int, ...], int | torch.SymInt]
+"""Shape, strides and offset."""
 
 _current_node = torch._C._current_autograd_node
 sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -55,6 +59,12 @@ class Order:
     """Whether the node that saves the tensor also made it."""
     sibling: int | None = None
     """Index, within the same call, of the slot whose shape the demand needs."""
+    family: int = 0
+    """Orders of the same codec and demand have the same number."""
+    whole: bool = False
+    """Whether the storage is packed whole, of which this tensor is a view with gaps."""
+    is_cast: bool = False
+    """Whether the tensor is a copy in another dtype, which autocast makes anew for each product that reads it."""
 
     def matches(self, tensor: Tensor) -> bool:
         """Whether the tensor looks like the one this order was made for."""
@@ -79,7 +89,8 @@ class Order:
         if self.site.node == needs.CHECKPOINT:
             return
         if node.name() == self.site.node:
-            if self.demand.need is Need.WEIGHT or self.answer is needs.DROPOUT_MASK:
+            # An elementwise Packed holds all values, whatever is read of them; asking the node would take 10 us.
+            if self.codec.elementwise or self.demand.need is Need.WEIGHT or self.answer is needs.DROPOUT_MASK:
                 return
             found = needs.answer(node, self.site.slot)
             if found is self.answer or found == self.answer:
@@ -119,11 +130,13 @@ def _is_newest(node: Node) -> bool:
 class Sealed:
     """A tensor of which only what backward needs is kept."""
 
-    __slots__ = ("order", "packed")
+    __slots__ = ("order", "packed", "view")
 
-    def __init__(self, order: Order, packed: Packed) -> None:
+    def __init__(self, order: Order, packed: Packed, view: View | None = None) -> None:
         self.order = order
         self.packed = packed
+        self.view = view
+        """Which part of the unpacked memory is asked for, if it is not the tensor that was packed."""
 
     def open(self) -> Tensor:
         node = _current_node()
@@ -135,7 +148,19 @@ class Sealed:
                     f"by {self.order.codec!r}, which holds too little for it. Exempt the module with "
                     f"Rule({self.order.site.path!r}, Keep())."
                 )
-        return self.order.codec.unpack(self.packed)
+        tensor = self._unpacked()
+        return tensor if self.view is None else tensor.as_strided(*self.view)
+
+    def _unpacked(self) -> Tensor:
+        """Unpacked once for savers that read at the same time, such as the q, k and v of one attention."""
+        packed, codec = self.packed, self.order.codec
+        if not codec.elementwise:
+            return codec.unpack(packed)
+        tensor = None if packed.unpacked is None else packed.unpacked()
+        if tensor is None:
+            tensor = codec.unpack(packed)
+            packed.unpacked = weakref.ref(tensor)
+        return tensor
 
 
 class Held:

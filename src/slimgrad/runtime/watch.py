@@ -131,13 +131,21 @@ class WatchFrame(Frame):
                 producer=producer_name(tensor),
                 is_output=is_output(tensor),
                 view=view_of(tensor),
-                leaf=tensor if tensor.is_leaf and tensor.requires_grad else needs.leaf_behind(tensor.grad_fn),
+                leaf=_leaf(tensor),
                 storage=StorageWeakRef(storage),
                 storage_bytes=storage.nbytes(),
                 boundary=_saved_by_checkpoint(),
             )
         )
         return held
+
+
+def _leaf(tensor: Tensor) -> Any:
+    """The leaf behind views and casts; a frozen parameter has no graph, but its views know their base."""
+    if tensor.requires_grad:
+        return tensor if tensor.is_leaf else needs.leaf_behind(tensor.grad_fn)
+    base = tensor if tensor._base is None else tensor._base
+    return base if isinstance(base, nn.Parameter) else None
 
 
 def _saving_node(tensor: Tensor) -> int:

@@ -1,0 +1,76 @@
+"""Quant: keep every value in a few bits, with an offset and a step per group of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from slimgrad import kernels
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed
+from slimgrad.errors import SpecError
+from slimgrad.kernels.groups import DTYPES, GROUP_SIZES, PLANES, Groups
+from slimgrad.spec import Need
+
+SERVED = (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
+"""What values that are nearly right can serve; f'(x) of a pointwise f is one of them."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Quant(Codec):
+    """Values in 8, 4, 3 or 2 bits, each off by half a step of its group at most; by a step if rounding is stochastic.
+
+    Stochastic rounding has no bias; it depends on `seed` and the data alone and takes nothing from torch's generators.
+    """
+
+    elementwise: ClassVar[bool] = True
+
+    bits: int = 4
+    group: int = 128
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bits not in PLANES:
+            raise SpecError(f"Quant: bits must be one of {sorted(PLANES)}, found {self.bits!r}")
+        if self.group not in GROUP_SIZES:
+            raise SpecError(f"Quant: group must be one of {', '.join(map(str, GROUP_SIZES))}, found {self.group!r}")
+        if self.rounding not in ("nearest", "stochastic"):
+            raise SpecError(f"Quant: rounding must be 'nearest' or 'stochastic', found {self.rounding!r}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
+            raise SpecError(f"Quant: seed must be an integer from 0 to 2**31 - 1, found {self.seed!r}")
+
+    def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
+        return demand.need in SERVED and dtype in DTYPES
+
+    def joint(self, demands: Sequence[Demand]) -> Demand | None:
+        """All values by one Packed; with code 0 for exact zeros, the mask of the ReLU that made them too."""
+        values = [demand.need for demand in demands if demand.need in SERVED]
+        masks = [demand for demand in demands if demand.need is Need.MASK and demand.fn == "relu"]
+        if not values or len(values) + len(masks) < len(demands):
+            return None
+        return Demand(need=max(values, key=lambda need: need.rank), zeros=bool(masks))
+
+    def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
+        layout = Layout.of(tensor)
+        if layout.stride != tensor.stride():
+            tensor = layout.flat(tensor)
+        return Packed(layout, demand, (kernels.pack_groups(tensor, _groups(self, demand.zeros)),))
+
+    def unpack(self, packed: Packed) -> Tensor:
+        layout = packed.layout
+        how = _groups(self, packed.demand.zeros)
+        return kernels.unpack_groups(packed.payload[0], layout.shape, layout.stride, how, layout.dtype)
+
+    def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
+        return _groups(self, demand.zeros).nbytes(math.prod(shape))
+
+
+@lru_cache(maxsize=256)
+def _groups(codec: Quant, zeros: bool) -> Groups:
+    return Groups(codec.bits, codec.group, zeros, codec.rounding == "stochastic", codec.seed)

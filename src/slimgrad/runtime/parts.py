@@ -1,0 +1,106 @@
+"""What is packed together: savers of one storage that one Packed can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slimgrad.codecs import Codec, Demand, Keep, Lossless
+from slimgrad.kernels import is_dense_layout
+from slimgrad.runtime.lesson import Lesson
+from slimgrad.runtime.watch import Record
+from slimgrad.spec import Need, Storage
+
+WHOLE = "whole"
+
+COVERED = 0.9
+"""How much of a storage its savers' views must cover together for it to be packed whole."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """How the tensor of one saver is packed. Savers with the same codec, demand and region share one Packed."""
+
+    codec: Codec
+    demand: Demand
+    region: Any = None
+    """Which part of the storage; WHOLE where views with gaps fill it together, as q, k and v of one product do."""
+
+
+def parts_of(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> dict[int, Part]:
+    """Saver -> how it is packed; savers that no rule serves are missing, unless another's Packed serves them too."""
+    parts: dict[int, Part] = {}
+    for codec in dict.fromkeys(choice[saver] for saver in storage.savers if saver in choice):
+        members = [saver for saver in storage.savers if choice.get(saver) == codec and saver not in parts]
+        if not codec.elementwise:
+            parts |= {s: Part(codec, lesson.open_demand(s), lesson.records[s].view) for s in members}
+            continue
+        for region, group in _by_region(members, storage, lesson).items():
+            exact = [s for s in _exact_savers(storage, choice, lesson, region) if s not in parts]
+            parts |= _joint(codec, group, exact, region, lesson)
+    return parts
+
+
+def _joint(codec: Codec, group: Sequence[int], exact: Sequence[int], region: Any, lesson: Lesson) -> dict[int, Part]:
+    """One Packed for the group and for the masks on the same elements, if the codec can; else for the group alone."""
+    for savers in ([*group, *exact], group):
+        demand = codec.joint([lesson.open_demand(saver) for saver in savers])
+        if demand is not None:
+            return dict.fromkeys(savers, Part(codec, demand, region))
+    return {saver: Part(codec, lesson.open_demand(saver), region) for saver in group}
+
+
+def _exact_savers(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson, region: Any) -> list[int]:
+    """Savers of masks of these very elements that would be kept exactly, or not be served at all."""
+    sites, records = lesson.profile.sites, lesson.records
+    return [
+        saver
+        for saver in storage.savers
+        if sites[saver].need is Need.MASK
+        and isinstance(choice.get(saver), Lossless | None)
+        and region_of(records[saver]) == region
+    ]
+
+
+def _by_region(savers: Sequence[int], storage: Storage, lesson: Lesson) -> dict[Any, list[int]]:
+    records = lesson.records
+    if any(not is_dense_layout(*records[saver].view[1:]) for saver in savers):
+        views = {records[saver].view: records[saver].bytes for saver in savers}
+        one_dtype = len({records[saver].dtype for saver in savers}) == 1
+        if one_dtype and sum(views.values()) >= COVERED * storage.bytes:
+            return {WHOLE: list(savers)}
+    found: dict[Any, list[int]] = {}
+    for saver in savers:
+        found.setdefault(region_of(records[saver]), []).append(saver)
+    return found
+
+
+def region_of(record: Record) -> Any:
+    """The elements of the storage that the record's view covers: a span, or the view itself where it has gaps."""
+    offset, shape, stride = record.view
+    return (record.dtype, offset, shape.numel()) if is_dense_layout(shape, stride) else record.view
+
+
+def keepers(storage: Storage, parts: Mapping[int, Part]) -> list[int]:
+    """Savers that hold the storage as it is."""
+    return [saver for saver in storage.savers if saver not in parts or isinstance(parts[saver].codec, Keep)]
+
+
+def promised_bytes(storage: Storage, parts: Mapping[int, Part], lesson: Lesson) -> int:
+    """Bytes that packing the storage for all its savers will hold, each Packed once."""
+    packs = {(part.codec, part.demand.key, part.region): saver for saver, part in parts.items()}
+    return sum(_promised(parts[saver], storage, lesson.records[saver], lesson, saver) for saver in packs.values())
+
+
+def _promised(part: Part, storage: Storage, record: Record, lesson: Lesson, saver: int) -> int:
+    if part.region == WHOLE:
+        return part.codec.promised((storage.bytes // record.dtype.itemsize,), record.dtype, part.demand)
+    demand = lesson.demand(saver) if lesson.answers[saver].sibling is not None else part.demand
+    return part.codec.promised(record.shape, record.dtype, demand)
+
+
+def families(parts: Iterable[Part]) -> dict[tuple[Codec, Any], int]:
+    """A small number for each pair of codec and demand, because hashing them takes longer than the rest of a key."""
+    pairs = dict.fromkeys((part.codec, part.demand.key) for part in parts)
+    return {pair: number for number, pair in enumerate(pairs)}
