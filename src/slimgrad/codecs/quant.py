@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, Literal
 
 import torch
@@ -45,6 +44,13 @@ class Quant(Codec):
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
             raise SpecError(f"Quant: seed must be an integer from 0 to 2**31 - 1, found {self.seed!r}")
 
+        how = (self.bits, self.group), (self.rounding == "stochastic", self.seed)
+        object.__setattr__(self, "_plain", Groups(*how[0], False, *how[1]))
+        object.__setattr__(self, "_zeros", Groups(*how[0], True, *how[1]))
+
+    def _groups(self, demand: Demand) -> Groups:
+        return self._zeros if demand.zeros else self._plain  # type: ignore[attr-defined, no-any-return]
+
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
         return demand.need in SERVED and dtype in DTYPES
 
@@ -60,17 +66,12 @@ class Quant(Codec):
         layout = Layout.of(tensor)
         if layout.stride != tensor.stride():
             tensor = layout.flat(tensor)
-        return Packed(layout, demand, (kernels.pack_groups(tensor, _groups(self, demand.zeros)),))
+        return Packed(layout, demand, (kernels.pack_groups(tensor, self._groups(demand)),))
 
     def unpack(self, packed: Packed) -> Tensor:
         layout = packed.layout
-        how = _groups(self, packed.demand.zeros)
+        how = self._groups(packed.demand)
         return kernels.unpack_groups(packed.payload[0], layout.shape, layout.stride, how, layout.dtype)
 
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
-        return _groups(self, demand.zeros).nbytes(math.prod(shape))
-
-
-@lru_cache(maxsize=256)
-def _groups(codec: Quant, zeros: bool) -> Groups:
-    return Groups(codec.bits, codec.group, zeros, codec.rounding == "stochastic", codec.seed)
+        return self._groups(demand).nbytes(math.prod(shape))

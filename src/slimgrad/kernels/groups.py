@@ -112,27 +112,25 @@ class Groups(NamedTuple):
         return self.scales_at(n) + self.count(n) * SCALE_BYTES
 
 
-def check_groups(how: Groups) -> None:
-    if how.bits not in PLANES or how.group not in GROUP_SIZES:
+def check_groups(how: Groups, dtype: torch.dtype) -> None:
+    if how.bits not in PLANES or how.group not in GROUP_SIZES or dtype not in DTYPES:
         raise SpecError(
-            f"group quantization: expected bits from {sorted(PLANES)} and a group from {GROUP_SIZES}, "
-            f"found bits={how.bits}, group={how.group}"
+            f"group quantization: expected bits from {sorted(PLANES)}, a group from {GROUP_SIZES}, and float32, "
+            f"bfloat16 or float16; found bits={how.bits}, group={how.group} and {dtype}"
         )
 
 
-def check_values(x: Tensor, how: Groups) -> None:
-    check_groups(how)
-    if x.dtype not in DTYPES or not is_dense(x):
+def check_dense(x: Tensor) -> None:
+    if not is_dense(x):
         raise SpecError(
-            "pack_groups: expected a dense tensor of float32, bfloat16 or float16, "
-            f"found {x.dtype}, shape {tuple(x.shape)}, strides {x.stride()}"
+            f"pack_groups: expected a dense tensor, found shape {tuple(x.shape)} with strides {x.stride()}, "
+            "which leave gaps or overlap; copy it first"
         )
 
 
-def check_packed(packed: Tensor, n: int, how: Groups, dtype: torch.dtype) -> None:
-    check_groups(how)
-    if packed.dtype != torch.uint8 or packed.shape != (how.nbytes(n),) or dtype not in DTYPES:
+def check_packed(packed: Tensor, n: int, nbytes: int) -> None:
+    if packed.dtype != torch.uint8 or packed.numel() != nbytes or packed.dim() != 1:
         raise SpecError(
-            f"unpack_groups: expected {how.nbytes(n)} bytes (uint8) for {n} elements of float32, bfloat16 or float16, "
-            f"found {packed.dtype}, shape {tuple(packed.shape)}, to unpack as {dtype}"
+            f"unpack_groups: expected {nbytes} bytes (uint8) for {n} elements, "
+            f"found {packed.dtype}, shape {tuple(packed.shape)}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +10,9 @@ import torch
 from torch import Tensor
 
 HERE = contextlib.nullcontext()
+
+Variants = dict[tuple[int, bool], Any]
+"""(device, whether the source is aligned to 16 bytes) -> compiled kernel."""
 
 
 def device_of(t: Tensor) -> AbstractContextManager[object]:
@@ -20,27 +22,20 @@ def device_of(t: Tensor) -> AbstractContextManager[object]:
     return HERE
 
 
-class Launcher:
-    """One Triton kernel with its variants, found by a key of ours.
+def launch(kernel: Any, variants: Variants, programs: int, source: Tensor, *args: Any, **options: int) -> None:
+    """Launch on the device of `source`; the arguments are all of the kernel's, constants included.
 
     `kernel[grid](...)` looks at every argument to find the compiled variant again, which takes most of its 20 us of
-    host time. Here the caller's key names the variant. It must tell apart whatever Triton specialises on: dtypes,
-    constants, and whether a pointer is aligned to 16 bytes. Integers must be `do_not_specialize`.
+    host time. Here the caller has a table of variants for whatever else Triton specialises on: dtypes, constants, and
+    integers beyond 32 bits; other integers must be `do_not_specialize`.
     """
-
-    def __init__(self, kernel: Any, **options: int) -> None:
-        self._kernel = kernel
-        self._options = options
-        self._variants: dict[Hashable, Any] = {}
-
-    def __call__(self, key: Hashable, programs: int, source: Tensor, *args: Any) -> None:
-        """Launch on the device of `source`; the arguments are all of the kernel's, constants included."""
+    device = source.get_device()
+    key = (device, source.data_ptr() % 16 == 0)
+    compiled = variants.get(key)
+    if compiled is None or device != torch.cuda.current_device():
         with device_of(source):
-            place = (key, source.get_device(), source.data_ptr() % 16 == 0)
-            compiled = self._variants.get(place)
-            if compiled is None:
-                # The interpreter returns None: nothing is compiled, nothing is remembered.
-                self._variants[place] = self._kernel[(programs,)](*args, **self._options)
-                return
-            stream = torch._C._cuda_getCurrentRawStream(place[1])
-            compiled.run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
+            # The interpreter returns None: nothing is compiled, nothing is remembered.
+            variants[key] = kernel[(programs,)](*args, **options)
+        return
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    compiled.run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)

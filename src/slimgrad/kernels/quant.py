@@ -21,8 +21,8 @@ from torch import Tensor
 
 from slimgrad.kernels import groups as fmt
 from slimgrad.kernels import reference
-from slimgrad.kernels.groups import Groups, check_packed, check_values
-from slimgrad.kernels.launch import Launcher
+from slimgrad.kernels.groups import Groups, check_dense, check_groups, check_packed
+from slimgrad.kernels.launch import Variants, launch
 
 ROUNDS = tl.constexpr(fmt.ROUNDS)
 THREADS = tl.constexpr(fmt.THREADS)
@@ -39,14 +39,40 @@ ROUNDER = tl.constexpr(12582912.0)
 """1.5 * 2**23: adding it to a small float leaves the nearest integer (ties to even) in the low bits of the sum."""
 
 
+class Plan:
+    """All about a launch that follows from how many elements are packed how; made once, because it takes 20 us."""
+
+    __slots__ = ("aligned", "nbytes", "pack", "programs", "unaligned", "unpack", "unpacked")
+
+    def __init__(self, n: int, how: Groups, dtype: torch.dtype) -> None:
+        check_groups(how, dtype)
+        scale = (how.last(wild=False), how.factor(wild=False), how.last(wild=True), how.factor(wild=True))
+        limits = (fmt.TAME[dtype], how.least_step(dtype))
+        self.nbytes = how.nbytes(n)
+        self.programs = triton.cdiv(n, fmt.TILE)
+        self.pack = (n, how.seed, how.bits, how.group, how.zeros, how.stochastic, *scale, *limits)
+        self.unpack = (n, how.bits, how.group, how.zeros, torch.finfo(dtype).max)
+        self.aligned: Variants = {}
+        self.unaligned: Variants = {}
+        self.unpacked: Variants = {}
+
+
+plan = lru_cache(maxsize=4096)(Plan)
+
+
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
-    check_values(x, how)
+    check_dense(x)
     n = x.numel()
-    nbytes, programs, constants = _plan(n, how, x.dtype)
-    out = torch.empty(nbytes, dtype=torch.uint8, device=x.device)
+    with_plan = plan(n, how, x.dtype)
+    out = torch.empty(with_plan.nbytes, dtype=torch.uint8, device=x.device)
     if n:
         pairs = x.itemsize == 2 and x.data_ptr() % 4 == 0 and not INTERPRETED
-        _pack((x.dtype, constants, pairs, n >> 31), programs, x, x, out, n, how.seed, *constants, pairs)
+        variants = with_plan.aligned if pairs else with_plan.unaligned
+        # 64 registers keep 32 warps on a multiprocessor; the way of wild tiles alone would take 168.
+        launch(
+            _pack_kernel, variants, with_plan.programs, x, x, out, *with_plan.pack, pairs,
+            num_warps=1, enable_fp_fusion=False, maxnreg=64,
+        )  # fmt: skip
     return out
 
 
@@ -55,22 +81,14 @@ def unpack_groups(
 ) -> Tensor:
     out = torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
     n = out.numel()
-    check_packed(packed, n, how, dtype)
+    with_plan = plan(n, how, dtype)
+    check_packed(packed, n, with_plan.nbytes)
     if n:
-        programs, constants = _plan(n, how, dtype)[1], (how.bits, how.group, how.zeros, LARGEST[dtype])
-        _unpack((dtype, constants, n >> 31), programs, packed, packed, out, n, *constants)
+        launch(
+            _unpack_kernel, with_plan.unpacked, with_plan.programs, packed, packed, out, *with_plan.unpack,
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
     return out
-
-
-LARGEST = {dtype: torch.finfo(dtype).max for dtype in fmt.DTYPES}
-
-
-@lru_cache(maxsize=4096)
-def _plan(n: int, how: Groups, dtype: torch.dtype) -> tuple[int, int, tuple[int | float, ...]]:
-    """Bytes of the buffer, programs of a launch, and what the pack kernel is compiled for; the hot path asks often."""
-    scale = (how.last(wild=False), how.factor(wild=False), how.last(wild=True), how.factor(wild=True))
-    constants = (how.bits, how.group, how.zeros, how.stochastic, *scale, fmt.TAME[dtype], how.least_step(dtype))
-    return how.nbytes(n), triton.cdiv(n, fmt.TILE), constants
 
 
 @triton.jit
@@ -455,8 +473,3 @@ def _unpack_kernel(
         tl.store(out_ptr + cell, values)
     else:
         tl.store(out_ptr + cell, values, mask=cell < left)
-
-
-# 64 registers keep 32 warps on a multiprocessor; the way of wild tiles alone would take 168.
-_pack = Launcher(_pack_kernel, num_warps=1, enable_fp_fusion=False, maxnreg=64)
-_unpack = Launcher(_unpack_kernel, num_warps=1, enable_fp_fusion=False)

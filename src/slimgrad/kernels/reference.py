@@ -22,8 +22,9 @@ from slimgrad.kernels.groups import (
     THREADS,
     TILE,
     Groups,
+    check_dense,
+    check_groups,
     check_packed,
-    check_values,
 )
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 
@@ -249,7 +250,8 @@ def _flat_offsets(pool: Windows, device: torch.device) -> Tensor:
 
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
     """The dense tensor `x`, in the order of its memory, as few-bit codes with an offset and a step per group."""
-    check_values(x, how)
+    check_groups(how, x.dtype)
+    check_dense(x)
     n = x.numel()
     x = x.detach().as_strided((n,), (1,))
     out = torch.empty(how.nbytes(n), dtype=torch.uint8, device=x.device)
@@ -271,7 +273,8 @@ def unpack_groups(
 ) -> Tensor:
     """The inverse of `pack_groups`, each element within half a step of its group (a whole one if stochastic)."""
     n = math.prod(shape)
-    check_packed(packed, n, how, dtype)
+    check_groups(how, dtype)
+    check_packed(packed, n, how.nbytes(n))
     out = torch.empty(n, dtype=dtype, device=packed.device)
     planes, scales = _group_views(packed, n, how)
     for first, last in _chunks(n):

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.codecs import Demand, Packed
 from slimgrad.kernels import is_dense
-from slimgrad.runtime.tickets import Kept, Order, Sealed, Ticket, View, producer_name, unpack
+from slimgrad.runtime.tickets import Kept, Order, Sealed, Sharing, Ticket, origin, producer_name, unpack
 from slimgrad.spec import Need
 
 _top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -32,8 +32,6 @@ _pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_h
 
 ROOT = ""
 """The model's own path."""
-
-LEAF = "AccumulateGrad"
 
 WITHOUT_PAYLOAD = (Need.NOTHING, Need.WEIGHT)
 """Needs for which nothing is stored, so that nothing can be shared."""
@@ -175,7 +173,7 @@ class Frame(ABC):
 
     def seal(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
         """Pack the tensor as ordered; a storage already packed the same way in this forward is packed once."""
-        if order.codec.elementwise:
+        if order.elementwise:
             return self._seal_elements(tensor, order, demand)
         if demand.need in WITHOUT_PAYLOAD:
             return Sealed(order, order.codec.pack(tensor, demand))
@@ -191,34 +189,39 @@ class Frame(ABC):
         return Sealed(order, packed)
 
     def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
-        """The same where shape and strides are nothing to the codec: one Packed for every view of the same memory.
-
-        Copies that autocast makes of one tensor, for q, k and v say, have storages of their own but equal values; the
-        node and the output number they are copied from tell.
-        """
+        """The same where shape and strides are nothing to the codec; what is not shared is packed at once."""
+        if order.sharing is Sharing.NONE:
+            return Sealed(order, order.codec.pack(tensor, demand))
+        if order.sharing is Sharing.COPIES:
+            return self._seal_copy(tensor, order, demand)
         shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
-        view: View | None = None
-        storage = None
-        origin = _origin(tensor) if order.is_cast else None
-        key: Any = (origin, shape, stride, order.family)
-        if origin is None:
-            storage = tensor.untyped_storage()
-            key = (storage._cdata, tensor._version, order.family, order.whole)
-            if order.whole:
-                view = (shape, stride, offset)
-            else:
-                key += (offset, shape.numel()) if is_dense(tensor) else (offset, shape, stride)
+        storage = tensor.untyped_storage()
+        key: tuple[Any, ...] = (storage._cdata, tensor._version, order.family)
+        whole = order.sharing is Sharing.WHOLE
+        if not whole:
+            key += (offset, shape.numel()) if is_dense(tensor) else (offset, shape, stride)
         known = self._shared.get(key)
-        if known is not None and (known[0] is None or not known[0].expired()):
+        if known is not None and known[0] is not None and not known[0].expired():
             packed = known[1]
-            if view is None and (packed.layout.shape != shape or packed.layout.stride != stride) and is_dense(tensor):
-                view = (shape, stride, 0)
-            return Sealed(order, packed, view)
-        if storage is not None and order.whole:
-            tensor = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
+        else:
+            if whole:
+                tensor = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
+            packed = order.codec.pack(tensor, demand)
+            self._shared[key] = (StorageWeakRef(storage), packed)
+        if whole:
+            return Sealed(order, packed, (shape, stride, offset))
+        same = (packed.layout.shape == shape and packed.layout.stride == stride) or not is_dense(tensor)
+        return Sealed(order, packed, None if same else (shape, stride, 0))
+
+    def _seal_copy(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
+        source = origin(tensor)
+        key = ("copy of", source, tensor.shape, tensor.stride(), order.family)
+        known = None if source is None else self._shared.get(key)
+        if known is not None:
+            return Sealed(order, known[1])
         packed = order.codec.pack(tensor, demand)
-        self._shared[key] = (None if storage is None else StorageWeakRef(storage), packed)
-        return Sealed(order, packed, view)
+        self._shared[key] = (None, packed)
+        return Sealed(order, packed)
 
 
 class WorkFrame(Frame):
@@ -226,13 +229,6 @@ class WorkFrame(Frame):
 
     def pack(self, tensor: Tensor) -> Ticket:
         return self.ticket(tensor)
-
-
-def _origin(tensor: Tensor) -> tuple[int, int] | None:
-    """Which output of which node the tensor is a copy of; None for a copy of a leaf, whose node has no number."""
-    assert tensor.grad_fn is not None
-    node, output = tensor.grad_fn.next_functions[0]
-    return None if node is None or node.name() == LEAF else (node._sequence_nr(), output)
 
 
 def innermost_hook() -> Any:

@@ -13,9 +13,9 @@ from slimgrad.errors import RuleError
 from slimgrad.runtime.anchors import lay_out
 from slimgrad.runtime.frame import Calls
 from slimgrad.runtime.lesson import UNNAMED, Lesson
-from slimgrad.runtime.parts import WHOLE, Part, families, keepers, parts_of, promised_bytes
+from slimgrad.runtime.parts import Part, families, keepers, parts_of, promised_bytes, sharing
 from slimgrad.runtime.rules import Rule
-from slimgrad.runtime.tickets import Kept, Order
+from slimgrad.runtime.tickets import Kept, Order, Sharing
 from slimgrad.runtime.watch import WatchFrame
 from slimgrad.spec import Profile, Storage
 
@@ -23,8 +23,6 @@ MIN_BYTES = {"cpu": 4 * 1024, "cuda": 1024 * 1024}
 """Storages below this are left alone unless `apply` is told otherwise, by device. On a GPU packing and unpacking one
 site takes 50-100 us of host time, in which an H200 moves 200-400 MB: less than a mebibyte is not worth it, and in small
 models those are most sites."""
-
-CAST = "ToCopyBackward0"
 
 Fixture = tuple[Mapping[str, Any], str, Any]
 """A dictionary of a module, a name in it, and what hangs there."""
@@ -120,17 +118,17 @@ def structure(
             reasons[number] = why
         else:
             packed |= parts
-    numbers = families(packed.values())
+    numbers, shares = families(packed.values()), sharing(packed, lesson)
     for saver, part in packed.items():
         family = numbers[part.codec, part.demand.key]
-        orders[lesson.records[saver].number] = _order(lesson, saver, part, family)
+        orders[lesson.records[saver].number] = _order(lesson, saver, part, family, shares[saver])
     calls, borders = lay_out(lesson.trail, orders)
     fixtures = tuple(_fixtures(orders.values(), borders, modules))
     by_site = {order.site.key: order for order in orders.values()}
     return Structure(calls, borders, lesson.profile, by_site, reasons, fixtures)
 
 
-def _order(lesson: Lesson, number: int, part: Part, family: int) -> Order:
+def _order(lesson: Lesson, number: int, part: Part, family: int, shared: Sharing) -> Order:
     record, sibling = lesson.records[number], lesson.siblings[number]
     return Order(
         site=lesson.profile.sites[number],
@@ -141,8 +139,7 @@ def _order(lesson: Lesson, number: int, part: Part, family: int) -> Order:
         is_output=record.is_output,
         sibling=None if sibling is None else lesson.records[sibling].number,
         family=family,
-        whole=part.region == WHOLE,
-        is_cast=record.producer == CAST,
+        sharing=shared,
     )
 
 

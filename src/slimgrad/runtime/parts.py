@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from slimgrad.codecs import Codec, Demand, Keep, Lossless
 from slimgrad.kernels import is_dense_layout
 from slimgrad.runtime.lesson import Lesson
+from slimgrad.runtime.tickets import Sharing
 from slimgrad.runtime.watch import Record
 from slimgrad.spec import Need, Storage
 
@@ -31,7 +33,8 @@ class Part:
 def parts_of(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> dict[int, Part]:
     """Saver -> how it is packed; savers that no rule serves are missing, unless another's Packed serves them too."""
     parts: dict[int, Part] = {}
-    for codec in dict.fromkeys(choice[saver] for saver in storage.savers if saver in choice):
+    codecs = dict.fromkeys(choice[saver] for saver in storage.savers if saver in choice)
+    for codec in sorted(codecs, key=lambda codec: not codec.elementwise):  # those that may serve others' masks first
         members = [saver for saver in storage.savers if choice.get(saver) == codec and saver not in parts]
         if not codec.elementwise:
             parts |= {s: Part(codec, lesson.open_demand(s), lesson.records[s].view) for s in members}
@@ -104,3 +107,25 @@ def families(parts: Iterable[Part]) -> dict[tuple[Codec, Any], int]:
     """A small number for each pair of codec and demand, because hashing them takes longer than the rest of a key."""
     pairs = dict.fromkeys((part.codec, part.demand.key) for part in parts)
     return {pair: number for number, pair in enumerate(pairs)}
+
+
+def sharing(parts: Mapping[int, Part], lesson: Lesson) -> dict[int, Sharing]:
+    """Saver -> with whom it shares its Packed."""
+    sites, records = lesson.profile.sites, lesson.records
+    memory, copies = {}, {}
+    for saver, part in parts.items():
+        what = (part.codec, part.demand.key)
+        memory[saver] = (sites[saver].storage, part.region, what)
+        copies[saver] = (records[saver].origin, records[saver].view[1:], what)
+    in_memory, as_copies = Counter(memory.values()), Counter(copies.values())
+    found = {}
+    for saver, part in parts.items():
+        if part.region == WHOLE:
+            found[saver] = Sharing.WHOLE
+        elif in_memory[memory[saver]] > 1:
+            found[saver] = Sharing.MEMORY
+        elif records[saver].origin is not None and as_copies[copies[saver]] > 1:
+            found[saver] = Sharing.COPIES
+        else:
+            found[saver] = Sharing.NONE
+    return found

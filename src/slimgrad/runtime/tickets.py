@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ from slimgrad.spec import Need, Site
 View = tuple[torch.Size, tuple[int, ...], int | torch.SymInt]
 """Shape, strides and offset."""
 
+CAST = "ToCopyBackward0"
+LEAF = "AccumulateGrad"
+"""A leaf's node, which has no number of its own."""
+RESHAPING = frozenset(["ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"])
+
 _current_node = torch._C._current_autograd_node
 sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
@@ -26,14 +32,14 @@ sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ig
 class Kept:
     """A tensor held as it is, with autograd's own guard against later in-place changes.
 
-    It holds `detach()`, not the tensor: a node that saves its own output would otherwise keep itself alive for ever.
+    It holds `detach()`, not what a node made: one that saves its own output would otherwise keep itself alive for ever.
     The detached tensor shares the version counter, which autograd does not compare where hooks are in use.
     """
 
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor.detach()
+        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
         self.version = tensor._version
 
     def open(self) -> Tensor:
@@ -44,6 +50,18 @@ class Kept:
                 f"{self.tensor._version}; expected version {self.version} instead"
             )
         return self.tensor
+
+
+class Sharing(enum.Enum):
+    """With whom an elementwise Packed is shared."""
+
+    NONE = enum.auto()
+    MEMORY = enum.auto()
+    """Views of the same memory."""
+    WHOLE = enum.auto()
+    """Views with gaps that fill one storage together, which is packed whole: q, k and v of one product."""
+    COPIES = enum.auto()
+    """Copies in another dtype that autocast makes of one tensor, one for each product that reads it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,22 +79,32 @@ class Order:
     """Index, within the same call, of the slot whose shape the demand needs."""
     family: int = 0
     """Orders of the same codec and demand have the same number."""
-    whole: bool = False
-    """Whether the storage is packed whole, of which this tensor is a view with gaps."""
-    is_cast: bool = False
-    """Whether the tensor is a copy in another dtype, which autocast makes anew for each product that reads it."""
+    sharing: Sharing = Sharing.MEMORY
+    # Looked at for every tensor, so not looked up behind two dots each time:
+    rank: int = field(init=False)
+    producer: str | None = field(init=False)
+    node: str = field(init=False)
+    elementwise: bool = field(init=False)
+    first_order: bool = field(init=False)
+    """Whether second-order gradients must be refused."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", len(self.site.shape))
+        object.__setattr__(self, "producer", self.site.producer)
+        object.__setattr__(self, "node", self.site.node)
+        object.__setattr__(self, "elementwise", self.codec.elementwise)
+        object.__setattr__(self, "first_order", self.codec.lossy or self.answer.once)
 
     def matches(self, tensor: Tensor) -> bool:
         """Whether the tensor looks like the one this order was made for."""
-        site = self.site
-        if tensor.dtype is not self.dtype or tensor.dim() != len(site.shape):
+        if tensor.dtype is not self.dtype or tensor.dim() != self.rank:
             return False
         if self.demand.parameter is not None:
-            return tensor.shape == site.shape
+            return tensor.shape == self.site.shape
         node = tensor.grad_fn
         if node is None:
-            return site.producer is None
-        return node.name() == site.producer and _is_newest(node) is self.is_output
+            return self.producer is None
+        return node.name() == self.producer and _is_newest(node) is self.is_output
 
     def demand_for(self, shapes: list[torch.Size]) -> Demand:
         """The demand, with the input size a pooling index is relative to."""
@@ -86,18 +114,19 @@ class Order:
 
     def verify(self, node: Node) -> None:
         """Ask the node that really runs whether it needs what was learnt; a wrong gradient must never pass silently."""
-        if self.site.node == needs.CHECKPOINT:
+        name = node.name()
+        # An elementwise Packed holds all values, whatever is read of them; asking the node would take 10 us.
+        if self.node == needs.CHECKPOINT or (self.elementwise and name == self.node):
             return
-        if node.name() == self.site.node:
-            # An elementwise Packed holds all values, whatever is read of them; asking the node would take 10 us.
-            if self.codec.elementwise or self.demand.need is Need.WEIGHT or self.answer is needs.DROPOUT_MASK:
+        if name == self.node:
+            if self.demand.need is Need.WEIGHT or self.answer is needs.DROPOUT_MASK:
                 return
             found = needs.answer(node, self.site.slot)
             if found is self.answer or found == self.answer:
                 return
             what = f"{found.need} {found.detail or ''}".strip()
         else:
-            what = node.name()
+            what = name
         raise SiteChangedError(
             f"{self.site.name}: learnt as {self.answer.need} for {self.site.node} with {dict(self.answer.detail)}, but "
             f"backward runs {what}. The forward took another path than the one watched. Exempt this module with "
@@ -115,6 +144,20 @@ def producer_name(tensor: Tensor) -> str | None:
     """The backward node that made the tensor, or None."""
     node = tensor.grad_fn
     return None if node is None else node.name()
+
+
+def origin(tensor: Tensor) -> tuple[int, int] | None:
+    """Which output of which node the tensor is a copy of in another dtype, seen through views; None if it is none.
+
+    Copies of one output have equal values: changing it in place would give it another node.
+    """
+    node = tensor.grad_fn
+    while node is not None and node.name() in RESHAPING:
+        node = node.next_functions[0][0]
+    if node is None or node.name() != CAST:
+        return None
+    source, output = node.next_functions[0]
+    return None if source is None or source.name() == LEAF else (source._sequence_nr(), output)
 
 
 def is_output(tensor: Tensor) -> bool:
@@ -142,7 +185,7 @@ class Sealed:
         node = _current_node()
         if node is not None:
             self.order.verify(node)
-            if (self.order.codec.lossy or self.order.answer.once) and torch.is_grad_enabled():
+            if self.order.first_order and torch.is_grad_enabled():
                 raise DoubleBackwardError(
                     f"{self.order.site.name}: a second-order gradient (create_graph=True) goes through a tensor kept "
                     f"by {self.order.codec!r}, which holds too little for it. Exempt the module with "
@@ -154,7 +197,7 @@ class Sealed:
     def _unpacked(self) -> Tensor:
         """Unpacked once for savers that read at the same time, such as the q, k and v of one attention."""
         packed, codec = self.packed, self.order.codec
-        if not codec.elementwise:
+        if self.order.sharing is Sharing.NONE or not self.order.elementwise:
             return codec.unpack(packed)
         tensor = None if packed.unpacked is None else packed.unpacked()
         if tensor is None:

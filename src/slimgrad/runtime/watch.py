@@ -17,7 +17,7 @@ from torch.utils import checkpoint
 
 from slimgrad.runtime import needs
 from slimgrad.runtime.frame import ASIDE, Calls, Frame, Scope, innermost_hook, storage_of, view_of
-from slimgrad.runtime.tickets import Held, Reader, Ticket, is_output, producer_name, sequence_number
+from slimgrad.runtime.tickets import Held, Reader, Ticket, is_output, origin, producer_name, sequence_number
 
 Chain = tuple[tuple[str, int], ...]
 """The module calls that are under way, outermost first: (path, which call of that module)."""
@@ -46,6 +46,8 @@ class Record:
     """The leaf tensor behind views and casts, if any."""
     storage: StorageWeakRef
     storage_bytes: int
+    origin: tuple[int, int] | None
+    """Which output of which node it is a copy of in another dtype, if it is one."""
     boundary: bool
     """Whether torch.utils.checkpoint saves it as an input of a region; its node hangs in no graph we could walk."""
 
@@ -134,6 +136,7 @@ class WatchFrame(Frame):
                 leaf=_leaf(tensor),
                 storage=StorageWeakRef(storage),
                 storage_bytes=storage.nbytes(),
+                origin=origin(tensor),
                 boundary=_saved_by_checkpoint(),
             )
         )
