@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimgrad.kernels import Interval, Windows
+from slimgrad.kernels import Groups, Interval, Windows
 
 INF = float("inf")
 
@@ -23,6 +23,18 @@ RULES = tuple(Interval(lo, hi, *flags) for lo, hi in BOUNDS for flags in itertoo
 
 LEVELS = ((1.0, 0.0), (INF, -INF), (-0.0, 0.0), (1 / 3, 0.01), (1.00390625 + 1e-9, 65504.0))
 """(on, off) pairs. The last `on` lies just above the middle of two bf16 numbers, by less than float32 can tell."""
+
+
+FORMATS = (
+    *(
+        Groups(bits, 128, zeros, stochastic, seed=7)
+        for bits in (8, 4, 3, 2)
+        for zeros in (False, True)
+        for stochastic in (False, True)
+    ),
+    *(Groups(4, group) for group in (32, 64, 256, 512, 1024)),
+)
+"""How tensors are quantized."""
 
 
 def awkward(dtype: torch.dtype) -> Tensor:
@@ -46,6 +58,23 @@ def sample(n: int, dtype: torch.dtype) -> Tensor:
     places = torch.arange(0, n, 3)
     x[places] = special[(places // 3) % len(special)]
     return x
+
+
+def quantizable(n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """n elements of every kind that takes a way of its own: tame and wild groups, zeros, tiny and huge numbers."""
+    plain = (torch.randn(n, generator=torch.Generator().manual_seed(n)) * 2).to(dtype)
+    some_wild = plain.clone()
+    some_wild[n // 2 :: 37], some_wild[n // 2 + 5 :: 41], some_wild[n // 2 + 7 :: 43] = float("nan"), INF, -INF
+    zeros = torch.where(plain > 0.5, plain, torch.where(plain > 0, 0.0, -0.0).to(dtype))
+    return {
+        "plain": plain,
+        "rectified": plain.relu(),
+        "some wild": some_wild,
+        "awkward": sample(n, dtype),
+        "both zeros": zeros,
+        "tiny": plain * 1e-39,
+        "huge": (plain.float() * 1e38).to(dtype),
+    }
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

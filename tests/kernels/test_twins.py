@@ -13,7 +13,21 @@ import torch
 
 from slimgrad import kernels
 from slimgrad.kernels import Interval
-from tests.kernels.cases import FLOATS, INF, INTEGERS, LEVELS, POOLS, RULES, SIZES, Pool, same_bits, sample
+from slimgrad.kernels.groups import DTYPES, Groups
+from tests.kernels.cases import (
+    FLOATS,
+    FORMATS,
+    INF,
+    INTEGERS,
+    LEVELS,
+    POOLS,
+    RULES,
+    SIZES,
+    Pool,
+    quantizable,
+    same_bits,
+    sample,
+)
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 RELU = Interval(-INF, 0.0, closed=True, outside=True, nan=True)
@@ -76,6 +90,32 @@ def test_window_codes_and_indices_are_the_same(place: torch.device, pool: Pool) 
     assert back.stride() == indices.stride()
 
 
+def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """The same bits, but for those of NaN, of which there are many."""
+    return torch.equal(a.isnan(), b.isnan()) and same_bits(a.nan_to_num(1.0, INF, -INF), b.nan_to_num(1.0, INF, -INF))
+
+
+@pytest.mark.parametrize("n", [129, 3100])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("how", FORMATS, ids=str)
+def test_groups_are_packed_and_unpacked_the_same(place: torch.device, how: Groups, dtype: torch.dtype, n: int) -> None:
+    for kind, x in quantizable(n, dtype).items():
+        packed = kernels.pack_groups(x, how)
+        assert torch.equal(kernels.pack_groups(x.to(place), how, force="triton").cpu(), packed), kind
+        values = kernels.unpack_groups(packed.to(place), (n,), (1,), how, dtype, force="triton")
+        assert same_numbers(values.cpu(), kernels.unpack_groups(packed, (n,), (1,), how, dtype)), kind
+
+
+@pytest.mark.parametrize("offset", [1, 2, 8])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_groups_of_views_that_start_in_the_middle_of_a_storage_are_the_same(
+    place: torch.device, dtype: torch.dtype, offset: int
+) -> None:
+    x, how = sample(4000, dtype), Groups(4, 128)
+    packed = kernels.pack_groups(x.to(place)[offset:], how, force="triton")
+    assert torch.equal(packed.cpu(), kernels.pack_groups(x[offset:], how))
+
+
 def test_a_tensor_that_needs_a_gradient_is_packed_like_any_other(place: torch.device) -> None:
     x = sample(100, torch.float32).to(place)
     packed = kernels.pack_bits(x.clone().requires_grad_(), RELU, force="triton")
@@ -106,10 +146,12 @@ def test_nothing_on_the_way_waits_for_the_device() -> None:
     x = sample(5000, torch.float32).cuda()
     pool = POOLS[-1]
     indices = pool.indices("cuda")
+    how = Groups(4, 128)
 
     def everything() -> None:
         kernels.unpack_bits(kernels.pack_bits(x, RELU), 5000, 1.0, 0.0, torch.float32)
         kernels.unpack_window(kernels.pack_window(indices, pool.geometry()), pool.geometry())
+        kernels.unpack_groups(kernels.pack_groups(x, how), x.shape, x.stride(), how, x.dtype)
 
     everything()  # compiling may wait
     torch.cuda.set_sync_debug_mode("error")
@@ -128,3 +170,26 @@ def test_packing_allocates_nothing_but_its_output() -> None:
     before = torch.cuda.memory_allocated()
     packed = kernels.pack_bits(x, RELU)
     assert torch.cuda.max_memory_allocated() - before == packed.numel()
+    how = Groups(4, 128)
+    kernels.pack_groups(x, how)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    codes = kernels.pack_groups(x, how)
+    assert torch.cuda.max_memory_allocated() - before == -(-codes.numel() // 512) * 512  # the allocator's grain
+
+
+@pytest.mark.gpu
+def test_more_elements_than_int32_counts_are_quantized() -> None:
+    n, how = 2**31 + 5001, Groups(2, 128)
+    if torch.cuda.mem_get_info()[0] < 6 * n:
+        pytest.skip(f"needs {6 * n / 2**30:.0f} GiB of GPU memory")
+    x = torch.zeros(n, dtype=torch.bfloat16, device="cuda")
+    x[-5000:] = torch.randn(5000, device="cuda").bfloat16()
+    packed = kernels.pack_groups(x, how)
+    values = kernels.unpack_groups(packed, x.shape, x.stride(), how, x.dtype)
+    first = n // 1024 * 1024 - 4096  # a whole number of tiles
+    tail = x[first:].cpu()
+    assert torch.equal(
+        values[first:].cpu(), kernels.unpack_groups(kernels.pack_groups(tail, how), tail.shape, (1,), how, x.dtype)
+    )
+    assert not values[:first].any()

@@ -2,27 +2,25 @@
 
 CUDA tensors go to Triton where it is installed, all others to the reference. Triton is imported when the first CUDA
 tensor arrives, never before. `force="torch"` or `force="triton"` picks a twin by hand, for tests and benchmarks.
+
+A compiler sees each as one op, `torch.ops.slimgrad.<name>` (library.py). Otherwise the twins are called as they are: to
+go through torch's dispatcher would double the host time of a launch.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
 from collections.abc import Sequence
-from functools import cache
-from types import ModuleType
-from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from slimgrad.errors import SpecError
-from slimgrad.kernels import reference
+from slimgrad.kernels import library
 from slimgrad.kernels.geometry import Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
+from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
     "Backend",
@@ -43,51 +41,28 @@ __all__ = [
     "widen_int",
 ]
 
-Backend = Literal["triton", "torch"]
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None  # looks for the files, imports nothing
-
-
-def backend(device: torch.device | str, force: Backend | None = None) -> Backend:
-    """Which twin serves tensors on `device`."""
-    on_gpu = torch.device(device).type == "cuda"
-    if force == "triton" and not (HAS_TRITON and (on_gpu or os.environ.get("TRITON_INTERPRET") == "1")):
-        raise SpecError(
-            f"Triton was asked for on {device}, which needs triton installed (found: {HAS_TRITON}) and a CUDA device, "
-            "or TRITON_INTERPRET=1 set before triton is imported"
-        )
-    if force is not None:
-        return force
-    return "triton" if on_gpu and HAS_TRITON else "torch"
-
-
-def _twin(name: str, tensor: Tensor, force: Backend | None) -> ModuleType:
-    """The module whose functions serve the tensor. Cheap, because the hot path asks for every tensor."""
-    if force is None and not (tensor.is_cuda and HAS_TRITON):
-        return reference
-    return _module(name) if force is None or backend(tensor.device, force) == "triton" else reference
-
-
-@cache
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"slimgrad.kernels.{name}")
-
 
 def pack_bits(x: Tensor, rule: Interval, *, force: Backend | None = None) -> Tensor:
     """One bit per element of a flat contiguous tensor: element 8j+k is bit k of byte j; the last byte's tail is 0."""
-    return _twin("bits", x, force).pack_bits(x, rule)  # type: ignore[no-any-return]
+    if is_compiling():
+        return library.pack_bits(x, *library.flat_interval(rule))  # type: ignore[no-any-return]
+    return twin("bits", x, force).pack_bits(x, rule)  # type: ignore[no-any-return]
 
 
 def unpack_bits(
     packed: Tensor, n: int, on: float, off: float, dtype: torch.dtype, *, force: Backend | None = None
 ) -> Tensor:
     """The n bits of `pack_bits` as values `on` and `off` of `dtype`."""
-    return _twin("bits", packed, force).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
+    if is_compiling():
+        return library.unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
+    return twin("bits", packed, force).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
 
 
 def pack_groups(x: Tensor, how: Groups, *, force: Backend | None = None) -> Tensor:
     """A dense tensor, in memory order, as few-bit codes with an offset and a step per group: see groups.py."""
-    return _twin("quant", x, force).pack_groups(x, how)  # type: ignore[no-any-return]
+    if is_compiling():
+        return library.pack_groups(x, *how)  # type: ignore[no-any-return]
+    return twin("quant", x, force).pack_groups(x, how)  # type: ignore[no-any-return]
 
 
 def unpack_groups(
@@ -100,7 +75,9 @@ def unpack_groups(
     force: Backend | None = None,
 ) -> Tensor:
     """What was packed, as a tensor of that dense layout; each element within half a step, a whole one if stochastic."""
-    return _twin("quant", packed, force).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
+    if is_compiling():
+        return library.unpack_groups(packed, shape, stride, *how, dtype)  # type: ignore[no-any-return]
+    return twin("quant", packed, force).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:
@@ -108,9 +85,13 @@ def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None)
 
     Contiguous and channels_last layouts are kept. `Windows.fits` says beforehand whether a geometry can be packed.
     """
-    return _twin("pooling", indices, force).pack_window(indices, pool)  # type: ignore[no-any-return]
+    if is_compiling():
+        return library.pack_window(indices, *pool)  # type: ignore[no-any-return]
+    return twin("pooling", indices, force).pack_window(indices, pool)  # type: ignore[no-any-return]
 
 
 def unpack_window(codes: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:
     """The exact inverse of `pack_window`."""
-    return _twin("pooling", codes, force).unpack_window(codes, pool)  # type: ignore[no-any-return]
+    if is_compiling():
+        return library.unpack_window(codes, *pool)  # type: ignore[no-any-return]
+    return twin("pooling", codes, force).unpack_window(codes, pool)  # type: ignore[no-any-return]

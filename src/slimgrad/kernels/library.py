@@ -1,0 +1,122 @@
+"""The kernels as ops of torch, so that a compiler takes each for one node and knows the shape of its result.
+
+Arguments are flat, as schemas are: a rule, a geometry and a format become the fields of their tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from slimgrad.kernels.geometry import Windows
+from slimgrad.kernels.groups import Groups
+from slimgrad.kernels.predicate import Interval, byte_count
+from slimgrad.kernels.twins import twin
+
+
+def flat_interval(rule: Interval) -> tuple[float, float, bool, bool, bool]:
+    return rule.lo, rule.hi, rule.closed, rule.outside, rule.nan
+
+
+@custom_op("slimgrad::pack_bits", mutates_args=())
+def pack_bits(x: Tensor, lo: float, hi: float, closed: bool, outside: bool, nan: bool) -> Tensor:
+    return twin("bits", x, None).pack_bits(x, Interval(lo, hi, closed, outside, nan))  # type: ignore[no-any-return]
+
+
+@pack_bits.register_fake
+def _(x: Tensor, lo: float, hi: float, closed: bool, outside: bool, nan: bool) -> Tensor:
+    return x.new_empty(byte_count(x.numel()), dtype=torch.uint8)
+
+
+@custom_op("slimgrad::unpack_bits", mutates_args=())
+def unpack_bits(packed: Tensor, n: int, on: float, off: float, dtype: torch.dtype) -> Tensor:
+    return twin("bits", packed, None).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
+
+
+@unpack_bits.register_fake
+def _(packed: Tensor, n: int, on: float, off: float, dtype: torch.dtype) -> Tensor:
+    return packed.new_empty(n, dtype=dtype)
+
+
+@custom_op("slimgrad::pack_groups", mutates_args=())
+def pack_groups(x: Tensor, bits: int, group: int, zeros: bool, stochastic: bool, seed: int) -> Tensor:
+    return twin("quant", x, None).pack_groups(x, Groups(bits, group, zeros, stochastic, seed))  # type: ignore[no-any-return]
+
+
+@pack_groups.register_fake
+def _(x: Tensor, bits: int, group: int, zeros: bool, stochastic: bool, seed: int) -> Tensor:
+    return x.new_empty(Groups(bits, group).nbytes(x.numel()), dtype=torch.uint8)
+
+
+@custom_op("slimgrad::unpack_groups", mutates_args=())
+def unpack_groups(
+    packed: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    bits: int,
+    group: int,
+    zeros: bool,
+    stochastic: bool,
+    seed: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    how = Groups(bits, group, zeros, stochastic, seed)
+    return twin("quant", packed, None).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
+
+
+@unpack_groups.register_fake
+def _(
+    packed: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    bits: int,
+    group: int,
+    zeros: bool,
+    stochastic: bool,
+    seed: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return packed.new_empty_strided(shape, stride, dtype=dtype)
+
+
+@custom_op("slimgrad::pack_window", mutates_args=())
+def pack_window(
+    indices: Tensor,
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    pool = _windows(input_size, kernel, stride, padding, dilation)
+    return twin("pooling", indices, None).pack_window(indices, pool)  # type: ignore[no-any-return]
+
+
+@custom_op("slimgrad::unpack_window", mutates_args=())
+def unpack_window(
+    codes: Tensor,
+    input_size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    pool = _windows(input_size, kernel, stride, padding, dilation)
+    return twin("pooling", codes, None).unpack_window(codes, pool)  # type: ignore[no-any-return]
+
+
+@pack_window.register_fake
+def _(indices: Tensor, *pool: Sequence[int]) -> Tensor:
+    return torch.empty_like(indices, dtype=torch.uint8)
+
+
+@unpack_window.register_fake
+def _(codes: Tensor, *pool: Sequence[int]) -> Tensor:
+    return torch.empty_like(codes, dtype=torch.int64)
+
+
+def _windows(*fields: Sequence[int]) -> Windows:
+    return Windows(*(tuple(field) for field in fields))

@@ -1,0 +1,45 @@
+"""Which twin of a kernel serves a tensor: the plain-torch reference or Triton."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from functools import cache
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slimgrad.errors import SpecError
+from slimgrad.kernels import reference
+
+Backend = Literal["triton", "torch"]
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # looks for the files, imports nothing
+
+
+def backend(device: torch.device | str, force: Backend | None = None) -> Backend:
+    """Which twin serves tensors on `device`."""
+    on_gpu = torch.device(device).type == "cuda"
+    if force == "triton" and not (HAS_TRITON and (on_gpu or os.environ.get("TRITON_INTERPRET") == "1")):
+        raise SpecError(
+            f"Triton was asked for on {device}, which needs triton installed (found: {HAS_TRITON}) and a CUDA device, "
+            "or TRITON_INTERPRET=1 set before triton is imported"
+        )
+    if force is not None:
+        return force
+    return "triton" if on_gpu and HAS_TRITON else "torch"
+
+
+def twin(name: str, tensor: Tensor, force: Backend | None) -> ModuleType:
+    """The module whose functions serve the tensor. Cheap, because the hot path asks for every tensor."""
+    if force is None and not (tensor.is_cuda and HAS_TRITON):
+        return reference
+    return _module(name) if force is None or backend(tensor.device, force) == "triton" else reference
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"slimgrad.kernels.{name}")
