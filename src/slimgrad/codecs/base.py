@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.kernels import is_dense
 from slimgrad.spec import Need, Value
@@ -76,8 +76,8 @@ class Packed:
     payload: tuple[Tensor, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Small plain values the codec needs to unpack."""
-    unpacked: weakref.ref[Tensor] | None = None
-    """What was unpacked last, for as long as somebody else holds it."""
+    unpacked: StorageWeakRef | None = None
+    """The memory that was unpacked to last, for as long as somebody else holds it."""
 
     @property
     def nbytes(self) -> int:

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.codecs import Demand, Packed
 from slimgrad.kernels import is_dense
-from slimgrad.runtime.tickets import Kept, Order, Sealed, Sharing, Ticket, origin, producer_name, unpack
+from slimgrad.runtime.tickets import Kept, Order, Origin, Sealed, Sharing, Ticket, origin, producer_name, unpack
 from slimgrad.spec import Need
 
 _top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -171,10 +171,13 @@ class Frame(ABC):
             return Kept(tensor)
         return self.seal(tensor, order, order.demand_for(scope.shapes))
 
-    def seal(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
-        """Pack the tensor as ordered; a storage already packed the same way in this forward is packed once."""
+    def seal(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None = None) -> Sealed:
+        """Pack the tensor as ordered; a storage already packed the same way in this forward is packed once.
+
+        `source` is what the tensor is a copy of, where its own graph cannot tell any more.
+        """
         if order.elementwise:
-            return self._seal_elements(tensor, order, demand)
+            return self._seal_elements(tensor, order, demand, source)
         if demand.need in WITHOUT_PAYLOAD:
             return Sealed(order, order.codec.pack(tensor, demand))
         storage = tensor.untyped_storage()
@@ -188,12 +191,12 @@ class Frame(ABC):
         self._shared[key] = (StorageWeakRef(storage), packed)
         return Sealed(order, packed)
 
-    def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
+    def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
         """The same where shape and strides are nothing to the codec; what is not shared is packed at once."""
         if order.sharing is Sharing.NONE:
             return Sealed(order, order.codec.pack(tensor, demand))
         if order.sharing is Sharing.COPIES:
-            return self._seal_copy(tensor, order, demand)
+            return self._seal_copy(tensor, order, demand, source or origin(tensor))
         shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         storage = tensor.untyped_storage()
         key: tuple[Any, ...] = (storage._cdata, tensor._version, order.family)
@@ -213,8 +216,7 @@ class Frame(ABC):
         same = (packed.layout.shape == shape and packed.layout.stride == stride) or not is_dense(tensor)
         return Sealed(order, packed, None if same else (shape, stride, 0))
 
-    def _seal_copy(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
-        source = origin(tensor)
+    def _seal_copy(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
         key = ("copy of", source, tensor.shape, tensor.stride(), order.family)
         known = None if source is None else self._shared.get(key)
         if known is not None:

@@ -67,16 +67,21 @@ def _exact_savers(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson,
 
 
 def _by_region(savers: Sequence[int], storage: Storage, lesson: Lesson) -> dict[Any, list[int]]:
-    records = lesson.records
-    if any(not is_dense_layout(*records[saver].view[1:]) for saver in savers):
-        views = {records[saver].view: records[saver].bytes for saver in savers}
-        one_dtype = len({records[saver].dtype for saver in savers}) == 1
-        if one_dtype and sum(views.values()) >= COVERED * storage.bytes:
-            return {WHOLE: list(savers)}
+    records = [lesson.records[saver] for saver in savers]
+    if any(not is_dense_layout(*record.view[1:]) for record in records) and _fill_together(records, storage):
+        return {WHOLE: list(savers)}
     found: dict[Any, list[int]] = {}
-    for saver in savers:
-        found.setdefault(region_of(records[saver]), []).append(saver)
+    for saver, record in zip(savers, records, strict=True):
+        found.setdefault(region_of(record), []).append(saver)
     return found
+
+
+def _fill_together(records: Sequence[Record], storage: Storage) -> bool:
+    """Whether the views make up nearly the whole storage, all of it in the state in which the first was saved."""
+    in_one_state = len({(record.dtype, record.version) for record in records}) == 1
+    views = {record.view: record.bytes for record in records}
+    tracked = all(record.is_tracked_view for record in records)
+    return in_one_state and tracked and sum(views.values()) >= COVERED * storage.bytes
 
 
 def region_of(record: Record) -> Any:

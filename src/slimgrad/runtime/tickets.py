@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.codecs import Codec, Demand, Packed
 from slimgrad.errors import DoubleBackwardError, SavedTensorModifiedError, SiteChangedError
@@ -19,6 +19,9 @@ from slimgrad.spec import Need, Site
 
 View = tuple[torch.Size, tuple[int, ...], int | torch.SymInt]
 """Shape, strides and offset."""
+
+Origin = tuple[int, int]
+"""A node's sequence number, and which of its outputs."""
 
 CAST = "ToCopyBackward0"
 LEAF = "AccumulateGrad"
@@ -146,7 +149,7 @@ def producer_name(tensor: Tensor) -> str | None:
     return None if node is None else node.name()
 
 
-def origin(tensor: Tensor) -> tuple[int, int] | None:
+def origin(tensor: Tensor) -> Origin | None:
     """Which output of which node the tensor is a copy of in another dtype, seen through views; None if it is none.
 
     Copies of one output have equal values: changing it in place would give it another node.
@@ -191,19 +194,23 @@ class Sealed:
                     f"by {self.order.codec!r}, which holds too little for it. Exempt the module with "
                     f"Rule({self.order.site.path!r}, Keep())."
                 )
-        tensor = self._unpacked()
-        return tensor if self.view is None else tensor.as_strided(*self.view)
-
-    def _unpacked(self) -> Tensor:
-        """Unpacked once for savers that read at the same time, such as the q, k and v of one attention."""
-        packed, codec = self.packed, self.order.codec
         if self.order.sharing is Sharing.NONE or not self.order.elementwise:
-            return codec.unpack(packed)
-        tensor = None if packed.unpacked is None else packed.unpacked()
-        if tensor is None:
-            tensor = codec.unpack(packed)
-            packed.unpacked = weakref.ref(tensor)
-        return tensor
+            return self.order.codec.unpack(self.packed)
+        return self._shared()
+
+    def _shared(self) -> Tensor:
+        """Unpacked once for savers that read at the same time, such as the q, k and v of one attention.
+
+        The memory is what is remembered, weakly: autograd makes tensors of its own of what it is handed.
+        """
+        packed = self.packed
+        shape, stride, offset = self.view or (packed.layout.shape, packed.layout.stride, 0)
+        alive = None if packed.unpacked is None else torch.UntypedStorage._new_with_weak_ptr(packed.unpacked.cdata)
+        if alive is not None:
+            return torch.empty(0, dtype=packed.layout.dtype, device=alive.device).set_(alive, offset, shape, stride)
+        tensor = self.order.codec.unpack(packed)
+        packed.unpacked = StorageWeakRef(tensor.untyped_storage())
+        return tensor if self.view is None else tensor.as_strided(shape, stride, offset)
 
 
 class Held:

@@ -17,7 +17,7 @@ from torch.utils import checkpoint
 
 from slimgrad.runtime import needs
 from slimgrad.runtime.frame import ASIDE, Calls, Frame, Scope, innermost_hook, storage_of, view_of
-from slimgrad.runtime.tickets import Held, Reader, Ticket, is_output, origin, producer_name, sequence_number
+from slimgrad.runtime.tickets import Held, Origin, Reader, Ticket, is_output, origin, producer_name, sequence_number
 
 Chain = tuple[tuple[str, int], ...]
 """The module calls that are under way, outermost first: (path, which call of that module)."""
@@ -42,11 +42,14 @@ class Record:
     """Whether the node that saves it also made it."""
     view: tuple[Any, ...]
     """Which part of its storage it is."""
+    version: int
+    is_tracked_view: bool
+    """Whether it has the version counter of its base; the parts of `unsafe_chunk`, as in LSTM cells, have their own."""
     leaf: Any
     """The leaf tensor behind views and casts, if any."""
     storage: StorageWeakRef
     storage_bytes: int
-    origin: tuple[int, int] | None
+    origin: Origin | None
     """Which output of which node it is a copy of in another dtype, if it is one."""
     boundary: bool
     """Whether torch.utils.checkpoint saves it as an input of a region; its node hangs in no graph we could walk."""
@@ -133,6 +136,8 @@ class WatchFrame(Frame):
                 producer=producer_name(tensor),
                 is_output=is_output(tensor),
                 view=view_of(tensor),
+                version=tensor._version,
+                is_tracked_view=tensor._base is not None,
                 leaf=_leaf(tensor),
                 storage=StorageWeakRef(storage),
                 storage_bytes=storage.nbytes(),

@@ -1,0 +1,32 @@
+"""Quant over the zoo: what is promised is held, and eight bits hardly show in the gradients."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import slimgrad as sg
+from tests.zoo import ZOO, Entry, fresh, gradients
+
+SMALL = 4096
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("entry", ZOO, ids=str)
+def test_eight_bits_keep_less_than_half_and_the_gradients_close(
+    entry: Entry, autocast: torch.dtype | None, device: torch.device
+) -> None:
+    plain = fresh(entry, device)
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, sg.Quant(bits=8), min_bytes=SMALL)
+    for seed in range(3):  # watched, counted, worked
+        expected = gradients(entry, plain, device, autocast=autocast, seed=seed)
+        found = gradients(entry, treated, device, autocast=autocast, seed=seed)
+        norm = torch.stack([g.double().norm() for g in expected.values()]).norm()
+        error = torch.stack([(expected[name] - found[name]).double().norm() for name in expected]).norm()
+        assert error <= 0.05 * norm, f"seed {seed}: {float(error / norm):.3f}"
+    report = run.report()
+    assert report.kept_after == report.promised, report
+    assert any("Quant" in site.codec for site in report.sites)
