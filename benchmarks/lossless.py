@@ -19,12 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-import transformers as hf
 from torch import nn
+from workloads import Built, bert, gpt2, hf_resnet, hf_vit, llama
 
 import slimgrad as sg
-
-Built = tuple[nn.Module, dict[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -40,77 +38,35 @@ class Row:
     time_ratio: float
 
 
-def tokens(batch: int, length: int, vocabulary: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(0, vocabulary, (batch, length))
-    return {"input_ids": ids, "labels": ids}
-
-
-def pictures(batch: int, size: int) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.randn(batch, 3, size, size), "labels": torch.randint(0, 2, (batch,))}
-
-
-def llama(small: bool) -> Built:
-    """The shape of a 1.1B Llama: 22 layers, width 2048, 32 heads, 4 key-value heads, sequences of 2048."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2} if small else {
-        "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22
-    }  # fmt: skip
-    config = hf.LlamaConfig(vocab_size=32000, num_attention_heads=32, num_key_value_heads=4, use_cache=False, **sizes)
-    return hf.LlamaForCausalLM(config), tokens(1, 64, 32000) if small else tokens(4, 2048, 32000)
-
-
-def gpt2(small: bool) -> Built:
-    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4} if small else {"n_layer": 24, "n_embd": 1024, "n_head": 16}
-    model = hf.GPT2LMHeadModel(hf.GPT2Config(use_cache=False, **sizes))
-    return model, tokens(1, 64, 50257) if small else tokens(8, 1024, 50257)
-
-
-def bert(small: bool) -> Built:
-    sizes = {"num_hidden_layers": 2, "hidden_size": 96} if small else {}
-    model = hf.BertForSequenceClassification(hf.BertConfig(**sizes))
-    batch = tokens(2, 32, 30000) if small else tokens(64, 256, 30000)
-    return model, {"input_ids": batch["input_ids"], "labels": torch.randint(0, 2, (len(batch["input_ids"]),))}
-
-
-def vit(small: bool) -> Built:
-    sizes = {"num_hidden_layers": 2, "hidden_size": 96, "intermediate_size": 192} if small else {}
-    return hf.ViTForImageClassification(hf.ViTConfig(**sizes)), pictures(2 if small else 128, 224)
-
-
-def resnet(small: bool) -> Built:
-    return hf.ResNetForImageClassification(hf.ResNetConfig()), pictures(2 if small else 256, 64 if small else 224)
-
-
 def resnet_through_frozen(small: bool) -> Built:
     """A frozen body between a trained stem and a trained head: gradients flow through, weights do not change."""
-    model, batch = resnet(small)
-    model.resnet.encoder.requires_grad_(False)
-    model.train()
-    model.resnet.encoder.eval()
-    return model, batch
+    built = hf_resnet(small)
+    built.model.resnet.encoder.requires_grad_(False)
+    built.model.train()
+    built.model.resnet.encoder.eval()
+    return built
 
 
 def resnet_head(small: bool) -> Built:
-    model, batch = resnet(small)
-    return _head_only(model), batch
+    return _head_only(hf_resnet(small))
 
 
 def vit_head(small: bool) -> Built:
-    model, batch = vit(small)
-    return _head_only(model), batch
+    return _head_only(hf_vit(small))
 
 
-def _head_only(model: nn.Module) -> nn.Module:
-    model.requires_grad_(False)
-    model.classifier.requires_grad_(True)
-    return model
+def _head_only(built: Built) -> Built:
+    built.model.requires_grad_(False)
+    built.model.classifier.requires_grad_(True)
+    return built
 
 
 WORKLOADS: dict[str, Callable[[bool], Built]] = {
     "Llama-like 1.1B, 4x2048": llama,
     "GPT-2 medium, 8x1024": gpt2,
     "BERT-base, 64x256": bert,
-    "ViT-B/16, 128x224": vit,
-    "ResNet-50, 256x224": resnet,
+    "ViT-B/16, 128x224": hf_vit,
+    "ResNet-50, 256x224": hf_resnet,
     "ResNet-50, frozen body, trained stem and head": resnet_through_frozen,
     "ResNet-50, head only": resnet_head,
     "ViT-B/16, head only": vit_head,
@@ -152,9 +108,9 @@ def step_ms(model: nn.Module, batch: dict[str, torch.Tensor], device: str, round
 
 def measure(name: str, build: Callable[[bool], Built], device: str, small: bool) -> Row:
     torch.manual_seed(0)
-    model, batch = build(small)
-    model = model.to(device)
-    batch = {key: value.to(device) for key, value in batch.items()}
+    built = build(small)
+    model = built.model.to(device)
+    batch = {key: value.to(device) for key, value in built.batch.items()}
     with torch.autocast(device, torch.bfloat16):
         profile = sg.profile(model, batch)
         fake = sg.profile(model, batch, fake=True)

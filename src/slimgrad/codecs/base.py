@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -67,6 +68,9 @@ class Layout(NamedTuple):
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
+NOTHING_MORE: Mapping[str, Any] = MappingProxyType({})
+
+
 @dataclass(eq=False, slots=True)
 class Packed:
     """What is kept instead of a tensor. Not frozen, because that would double the time it takes to make one."""
@@ -74,7 +78,7 @@ class Packed:
     layout: Layout
     demand: Demand
     payload: tuple[Tensor, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=lambda: NOTHING_MORE)
     """Small plain values the codec needs to unpack."""
     unpacked: StorageWeakRef | None = None
     """The memory that was unpacked to last, for as long as somebody else holds it."""

@@ -7,7 +7,8 @@ ragged, so only it has masks: a mask against an n that is not a multiple of 16 w
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Hashable
+from functools import cache, lru_cache
 
 import torch
 import triton
@@ -15,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slimgrad.kernels import reference
-from slimgrad.kernels.launch import device_of
+from slimgrad.kernels.launch import Variants, launch
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 
 PACK_BLOCK = 4096
@@ -42,9 +43,10 @@ def pack_bits(x: Tensor, rule: Interval) -> Tensor:
     x = x.view(torch.uint8) if x.dtype == torch.bool else x
     out = torch.empty(byte_count(n), dtype=torch.uint8, device=x.device)
     if n:
-        grid, says = (triton.cdiv(n, PACK_BLOCK),), (rule.lo, rule.hi, rule.closed, rule.outside, rule.nan)
-        with device_of(x):
-            _pack_kernel[grid](x, out, n, *says, words, PACK_BLOCK, num_warps=PACK_WARPS)
+        flags = (rule.closed, rule.outside, rule.nan, words, PACK_BLOCK)
+        variants = _variants("pack", x.dtype, n >> 31, flags)
+        programs = triton.cdiv(n, PACK_BLOCK)
+        launch(_pack_kernel, variants, programs, (x, out), n, rule.lo, rule.hi, *flags, num_warps=PACK_WARPS)
     return out
 
 
@@ -54,10 +56,18 @@ def unpack_bits(bits: Tensor, n: int, on: float, off: float, dtype: torch.dtype)
     if n:
         pattern = PATTERNS[dtype.itemsize]
         on_bits, off_bits = _patterns(on, off, dtype)
-        grid = (triton.cdiv(n, UNPACK_BLOCK),)
-        with device_of(bits):
-            _unpack_kernel[grid](bits, out.view(pattern), n, on_bits, off_bits, UNPACK_BLOCK, num_warps=UNPACK_WARPS)
+        wide = (n >> 31, on_bits.bit_length() > 31, off_bits.bit_length() > 31)
+        variants = _variants("unpack", pattern, *wide)
+        programs = triton.cdiv(n, UNPACK_BLOCK)
+        tensors = (bits, out.view(pattern))
+        launch(_unpack_kernel, variants, programs, tensors, n, on_bits, off_bits, UNPACK_BLOCK, num_warps=UNPACK_WARPS)
     return out
+
+
+@cache
+def _variants(*key: Hashable) -> Variants:
+    """The table of compiled kernels for whatever else Triton specialises on."""
+    return {}
 
 
 @lru_cache(maxsize=256)

@@ -22,20 +22,25 @@ def device_of(t: Tensor) -> AbstractContextManager[object]:
     return HERE
 
 
-def launch(kernel: Any, variants: Variants, programs: int, source: Tensor, *args: Any, **options: int) -> None:
-    """Launch on the device of `source`; the arguments are all of the kernel's, constants included.
+def launch(
+    kernel: Any, variants: Variants, programs: int, tensors: tuple[Tensor, ...], *args: Any, **options: int
+) -> None:
+    """Launch on the device of the first tensor; `args` are the kernel's other arguments, constants included.
 
     `kernel[grid](...)` looks at every argument to find the compiled variant again, which takes most of its 20 us of
     host time. Here the caller has a table of variants for whatever else Triton specialises on: dtypes, constants, and
-    integers beyond 32 bits; other integers must be `do_not_specialize`.
+    integers beyond 32 bits; other integers must be `do_not_specialize`. Tensors after the first must be aligned.
     """
+    source = tensors[0]
     device = source.get_device()
-    key = (device, source.data_ptr() % 16 == 0)
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    key = (device, pointers[0] % 16 == 0)
     compiled = variants.get(key)
     if compiled is None or device != torch.cuda.current_device():
         with device_of(source):
             # The interpreter returns None: nothing is compiled, nothing is remembered.
-            variants[key] = kernel[(programs,)](*args, **options)
+            variants[key] = kernel[(programs,)](*tensors, *args, **options)
         return
     stream = torch._C._cuda_getCurrentRawStream(device)
-    compiled.run(programs, 1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *args)
+    metadata = compiled.packed_metadata
+    compiled.run(programs, 1, 1, stream, compiled.function, metadata, None, None, None, *pointers, *args)

@@ -70,7 +70,7 @@ def pack_groups(x: Tensor, how: Groups) -> Tensor:
         variants = with_plan.aligned if pairs else with_plan.unaligned
         # 64 registers keep 32 warps on a multiprocessor; the way of wild tiles alone would take 168.
         launch(
-            _pack_kernel, variants, with_plan.programs, x, x, out, *with_plan.pack, pairs,
+            _pack_kernel, variants, with_plan.programs, (x, out), *with_plan.pack, pairs,
             num_warps=1, enable_fp_fusion=False, maxnreg=64,
         )  # fmt: skip
     return out
@@ -85,7 +85,7 @@ def unpack_groups(
     check_packed(packed, n, with_plan.nbytes)
     if n:
         launch(
-            _unpack_kernel, with_plan.unpacked, with_plan.programs, packed, packed, out, *with_plan.unpack,
+            _unpack_kernel, with_plan.unpacked, with_plan.programs, (packed, out), *with_plan.unpack,
             num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
     return out

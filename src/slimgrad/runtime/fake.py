@@ -79,11 +79,22 @@ def _makes_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func.overloadpacket.__name__ == "arange" and all(isinstance(arg, int) for arg in args)
 
 
+def _check_whole(model: nn.Module) -> None:
+    """Refuse sharded parameters: FSDP2's own hooks would take the fakes in and not let them go again."""
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "device_mesh"):
+            raise UnsupportedModelError(
+                f"parameter {name!r} is sharded ({type(parameter).__name__}), and a sharded model cannot run on fake "
+                "tensors; call apply(..., batch=...) or profile(..., fake=True) before fully_shard"
+            )
+
+
 @contextmanager
 def faked(model: nn.Module, arguments: Arguments, device: torch.device | str | None = None) -> Iterator[Faked]:
     """Fake parameters, buffers and arguments, on the devices they are on or all on `device`."""
     target = None if device is None else torch.device(device)
     _check_device(target)
+    _check_whole(model)
     fakes: dict[int, Tensor] = {}
 
     def fake(tensor: Tensor) -> Tensor:

@@ -1,0 +1,54 @@
+"""The trainings of accuracy.py in one explicit table: model, data, sizes.
+
+Short on purpose: with the default configurations and seeds the whole table is meant for ten minutes on one large GPU.
+5 or 6 epochs of CIFAR-10, 2 of SST-2, 3 of TREC, 500 steps of TinyShakespeare.
+"""
+
+from __future__ import annotations
+
+from tasks.attention import vit
+from tasks.base import NATS_PER_CHARACTER, Recipe, Task
+from tasks.characters import SHAKESPEARE, gpt_for_shakespeare
+from tasks.images import CIFAR10, DIGITS
+from tasks.sentences import SST2, TREC, minilm_for_sst2, minilm_for_trec
+from tasks.vision import resmlp, resnet18
+
+TASKS: dict[str, Task] = {
+    "resnet18": Task(
+        model="ResNet-18",
+        sources=(CIFAR10, DIGITS),
+        build=resnet18,
+        recipe=Recipe(steps=485, batch=512, optimizer="sgd", lr=0.3, weight_decay=5e-4, warmup=0.25),
+    ),
+    "vit": Task(
+        model="ViT",
+        sources=(CIFAR10, DIGITS),
+        build=vit,
+        recipe=Recipe(steps=582, batch=512, optimizer="adamw", lr=1e-3, weight_decay=0.05, warmup=0.15, clip=1.0),
+    ),
+    "resmlp": Task(
+        model="ResMLP",
+        sources=(CIFAR10, DIGITS),
+        build=resmlp,
+        recipe=Recipe(steps=582, batch=512, optimizer="adamw", lr=2e-3, weight_decay=0.05, warmup=0.15, clip=1.0),
+    ),
+    "sst2": Task(
+        model="MiniLM",
+        sources=(SST2,),
+        build=minilm_for_sst2,
+        recipe=Recipe(steps=216, batch=64, optimizer="adamw", lr=1e-4, weight_decay=0.01, warmup=0.1, clip=1.0),
+    ),
+    "trec": Task(
+        model="MiniLM",
+        sources=(TREC,),
+        build=minilm_for_trec,
+        recipe=Recipe(steps=255, batch=64, optimizer="adamw", lr=1e-4, weight_decay=0.01, warmup=0.1, clip=1.0),
+    ),
+    "shakespeare": Task(
+        model="character GPT",
+        sources=(SHAKESPEARE,),
+        build=gpt_for_shakespeare,
+        recipe=Recipe(steps=500, batch=128, optimizer="adamw", lr=2e-3, weight_decay=0.1, warmup=0.1, clip=1.0),
+        metric=NATS_PER_CHARACTER,
+    ),
+}
