@@ -18,6 +18,7 @@ from torch import Tensor
 from slimgrad.kernels import reference
 from slimgrad.kernels.launch import Variants, launch
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
+from slimgrad.kernels.tiles import float32
 
 PACK_BLOCK = 4096
 """Elements per program; a power of two."""
@@ -77,17 +78,9 @@ def _patterns(on: float, off: float, dtype: torch.dtype) -> list[int]:
 
 
 @triton.jit
-def _float32(x):
-    """`x` in float32, exactly. By hand for bf16, whose subnormals the interpreter's own conversion loses."""
-    if x.dtype == tl.bfloat16:
-        x = (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    return x.to(tl.float32)
-
-
-@triton.jit
 def _bit(x, lo, hi, CLOSED: tl.constexpr, OUTSIDE: tl.constexpr, NAN: tl.constexpr):
     """The predicate as 0 or 1 (int32)."""
-    x = _float32(x)
+    x = float32(x)
     inside = ((x >= lo) & (x <= hi)) if CLOSED else ((x > lo) & (x < hi))
     bit = tl.where(inside, 0, 1) if OUTSIDE else tl.where(inside, 1, 0)
     if NAN != OUTSIDE:  # a NaN is never inside, so its bit so far is OUTSIDE

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels import reference
+from slimgrad.kernels import reference, reference_groups
 
 Backend = Literal["triton", "torch"]
 
@@ -33,11 +33,15 @@ def backend(device: torch.device | str, force: Backend | None = None) -> Backend
     return "triton" if on_gpu and HAS_TRITON else "torch"
 
 
+REFERENCES = {"bits": reference, "pooling": reference, "quant": reference_groups}
+"""By the name of the Triton module, the reference beside it."""
+
+
 def twin(name: str, tensor: Tensor, force: Backend | None) -> ModuleType:
     """The module whose functions serve the tensor. Cheap, because the hot path asks for every tensor."""
     if force is None and not (tensor.is_cuda and HAS_TRITON):
-        return reference
-    return _module(name) if force is None or backend(tensor.device, force) == "triton" else reference
+        return REFERENCES[name]
+    return _module(name) if force is None or backend(tensor.device, force) == "triton" else REFERENCES[name]
 
 
 @cache

@@ -1,0 +1,43 @@
+"""What the Triton kernels of group quantization share: the shape of a tile, and numbers by their bits."""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+from slimgrad.kernels import groups
+
+ROUNDS = tl.constexpr(groups.ROUNDS)
+THREADS = tl.constexpr(groups.THREADS)
+LANES = tl.constexpr(groups.LANES)
+TILE = tl.constexpr(groups.TILE)
+SPECIALS = tl.constexpr(groups.SPECIALS)
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+"""The interpreter walks through a custom reduction element by element, but its own ones propagate NaN; and it cuts bits
+off where it should round to bf16."""
+
+
+@triton.jit
+def bits_of(x):
+    return x.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def float_of(bits):
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def float32(x):
+    """`x` in float32, exactly. By hand for bf16, whose subnormals the interpreter's own conversion loses."""
+    if x.dtype == tl.bfloat16:
+        return ((x.to(tl.uint16, bitcast=True).to(tl.uint32)) << 16).to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def lanes():
+    return tl.arange(0, LANES)[None, None, None, :]
