@@ -16,13 +16,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from slimgrad import kernels
-from slimgrad.kernels import Backend, Interval
+from slimgrad.kernels import Backend, Groups, Interval
 
 RELU = Interval(-float("inf"), 0.0, closed=True, outside=True, nan=True)
 NON_ZERO = Interval(0.0, 0.0, closed=True, outside=True, nan=True)
@@ -111,9 +112,33 @@ def unpack_window(at: Setting, *, channels_last: bool = False) -> Job:
     return Job(lambda: kernels.unpack_window(codes, geometry, force=at.force), nbytes(indices, codes))
 
 
+def pack_groups(at: Setting, how: Groups) -> Job:
+    x = data(at).relu_() if how.zeros else data(at)
+    packed = kernels.pack_groups(x, how, force=at.force)
+    return Job(lambda: kernels.pack_groups(x, how, force=at.force), nbytes(x, packed))
+
+
+def unpack_groups(at: Setting, how: Groups) -> Job:
+    x = data(at)
+    packed = kernels.pack_groups(x, how, force=at.force)
+    layout = (x.shape, x.stride(), how, x.dtype)
+    return Job(lambda: kernels.unpack_groups(packed, *layout, force=at.force), nbytes(x, packed))
+
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MASKS = (*FLOATS, torch.bool)
 INDICES = (torch.int64,)
+
+FORMATS = {
+    "8": Groups(8, 128),
+    "4": Groups(4, 128),
+    "4 zeros": Groups(4, 128, zeros=True),
+    "4 random": Groups(4, 128, stochastic=True),
+    "3": Groups(3, 128),
+    "2": Groups(2, 128),
+}
+"""By bits; with exact zeros, or with stochastic rounding."""
+UNPACKED = {name: how for name, how in FORMATS.items() if not how.stochastic}  # the same bits as without
 
 KERNELS: dict[str, tuple[Callable[[Setting], Job], Sequence[torch.dtype]]] = {
     "pack_bits": (pack_bits, MASKS),
@@ -122,6 +147,8 @@ KERNELS: dict[str, tuple[Callable[[Setting], Job], Sequence[torch.dtype]]] = {
     "pack_window nhwc": (lambda at: pack_window(at, channels_last=True), INDICES),
     "unpack_window": (unpack_window, INDICES),
     "unpack_window nhwc": (lambda at: unpack_window(at, channels_last=True), INDICES),
+    **{f"pack_groups {name}": (partial(pack_groups, how=how), FLOATS) for name, how in FORMATS.items()},
+    **{f"unpack_groups {name}": (partial(unpack_groups, how=how), FLOATS) for name, how in UNPACKED.items()},
 }
 
 
@@ -222,12 +249,12 @@ def describe(device: str) -> str:
 def main() -> None:
     args = arguments()
     print(describe(args.device))
-    print(f"{'kernel':20} {'dtype':9} {'elements':>11} {'twin':7} {'us':>10} {'GB/s':>8} {'copy':>8} {'of copy':>8}")
+    print(f"{'kernel':22} {'dtype':9} {'elements':>11} {'twin':7} {'us':>10} {'GB/s':>8} {'copy':>8} {'of copy':>8}")
     done = []
     for row in rows(args):
         done.append(row)
         print(
-            f"{row.kernel:20} {row.dtype:9} {row.elements:11d} {row.backend:7} {row.microseconds:10.1f} "
+            f"{row.kernel:22} {row.dtype:9} {row.elements:11d} {row.backend:7} {row.microseconds:10.1f} "
             f"{row.gb_per_s:8.1f} {row.copy_gb_per_s:8.1f} {row.of_copy:8.1%}",
             flush=True,
         )

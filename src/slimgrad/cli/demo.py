@@ -41,6 +41,7 @@ class Configuration:
 CONFIGURATIONS = (
     Configuration("untouched", None, exact=True),
     Configuration("lossless", lambda sg: sg.Lossless(), exact=True),
+    Configuration("quant, 4 bits", lambda sg: sg.Quant(bits=4), exact=False),
 )
 """The first is what the others are measured against."""
 

@@ -40,10 +40,10 @@ def pack_groups(x: Tensor, how: Groups) -> Tensor:
         values, exists = _tiled(x[first:last], how.group)
         span = slice(how.count(first), how.count(last))
         numbers = torch.arange(span.start, span.stop, device=x.device)
-        codes, scales[span] = _encode(values.float(), exists, numbers, how, x.dtype)
+        codes, scales[span] = _encode(values.float(), exists, numbers, how, x.dtype)  # `values` are a copy
         shift = 0
         for width, plane in zip(PLANES[how.bits], planes, strict=True):
-            plane[span] = _woven(codes >> shift & (1 << width) - 1, width)
+            plane[span] = _woven(codes, shift, width)
             shift += width
     return out
 
@@ -59,12 +59,14 @@ def unpack_groups(
     planes, scales = _group_views(packed, n, how)
     for first, last in chunks(n):
         span = slice(how.count(first), how.count(last))
-        codes, shift = torch.zeros((), dtype=torch.int32, device=packed.device), 0
-        for width, plane in zip(PLANES[how.bits], planes, strict=True):
-            codes = codes | _unwoven(plane[span], width) << shift
-            shift += width
-        values = _decode(codes, scales[span, None], how, dtype)
-        out[first:last] = values.view(-1, THREADS, ROUNDS, LANES).transpose(1, 2).reshape(-1)[: last - first]
+        codes = _unwoven(planes[0][span], PLANES[how.bits][0])
+        for width, plane in zip(PLANES[how.bits][1:], planes[1:], strict=True):
+            codes |= _unwoven(plane[span], width) << how.bits - width
+        values = _decode(codes, scales[span, None], how, dtype).view(-1, THREADS, ROUNDS, LANES).transpose(1, 2)
+        if last - first == values.numel():
+            out[first:last].view(values.shape).copy_(values)
+        else:
+            out[first:last] = values.reshape(-1)[: last - first]
     return out.as_strided(shape, stride)
 
 
@@ -91,7 +93,11 @@ def _tiled(x: Tensor, group: int) -> tuple[Tensor, Tensor | None]:
 def _encode(
     x: Tensor, exists: Tensor | None, numbers: Tensor, how: Groups, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Codes (int32) and scale words of the groups of float32, once `dtype`, in the rows of `x`."""
+    """Codes (uint8) and scale words of the groups of float32, once `dtype`, in the rows of `x`; may overwrite `x`."""
+    if exists is None and not x.is_cuda:  # on a CPU a look costs no wait, and saves half the passes
+        low, high = x.aminmax(dim=1, keepdim=True)
+        if low.min() >= -TAME[dtype] and high.max() <= TAME[dtype]:
+            return _encode_tame(x, low, high, numbers, how, dtype)
     wild = ~(x.abs() <= TAME[dtype])
     counted = x.abs() <= torch.finfo(torch.float32).max
     if exists is not None:
@@ -100,18 +106,32 @@ def _encode(
     none = ~counted.any(1, keepdim=True)
     low = torch.where(counted, x, math.inf).amin(1, keepdim=True).masked_fill(none, 0.0)
     high = torch.where(counted, x, -math.inf).amax(1, keepdim=True).masked_fill(none, 0.0)
-    offset = torch.zeros_like(low) if how.zeros else _down_to_bf16(low + 0.0)  # -0.0 becomes 0.0: twins find either
-    step = _step(offset, high, wild, how, dtype)
-    offset = step * 0.5 if how.zeros else offset
-    scales = _bf16_bits(offset) | _bf16_bits(step) << 16 | wild.int() << 31
+    offset, step = _scale(low, high, torch.where(wild, how.factor(wild=True), how.factor(wild=False)), how, dtype)
+    scales = _scale_words(offset, step) | wild.int() << 31
     place = (x - offset) * torch.where(step > 0, 1.0 / step, 0.0)
     if how.stochastic:
         place = (place + _fractions(scales, numbers[:, None], how)).floor()
     last = torch.where(wild, how.last(wild=True), how.last(wild=False))
-    codes = place.round().clamp(min=0).minimum(last).nan_to_num(0.0).int() + torch.where(wild, SPECIALS, how.first)
+    codes = place.round().clamp(min=0).minimum(last).nan_to_num(0.0) + torch.where(wild, SPECIALS, how.first)
     for code, kind in _specials(x, how):
         codes = codes.masked_fill(kind, code)
+    codes = codes.to(torch.uint8)
     return codes if exists is None else codes.masked_fill(~exists, 0), scales.squeeze(1)
+
+
+def _encode_tame(
+    x: Tensor, low: Tensor, high: Tensor, numbers: Tensor, how: Groups, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The same where no number is infinite or huge, so that rounding cannot leave the range."""
+    offset, step = _scale(low, high, how.factor(wild=False), how, dtype)
+    scales = _scale_words(offset, step)
+    zero = x == 0 if how.zeros else None
+    place = x.sub_(offset).mul_(torch.where(step > 0, 1.0 / step, 0.0))
+    if how.stochastic:
+        place.add_(_fractions(scales, numbers[:, None], how)).floor_().clamp_(max=how.last(wild=False))
+    if zero is None:
+        return place.round_().to(torch.uint8), scales.squeeze(1)
+    return place.clamp_(min=0).round_().to(torch.uint8).add_(1).masked_fill_(zero, 0), scales.squeeze(1)
 
 
 def _specials(x: Tensor, how: Groups) -> list[tuple[int, Tensor]]:
@@ -120,11 +140,17 @@ def _specials(x: Tensor, how: Groups) -> list[tuple[int, Tensor]]:
     return [(0, x == 0), (1, x.isnan()), *infinite] if how.zeros else [(0, x.isnan()), *infinite]
 
 
-def _step(offset: Tensor, high: Tensor, wild: Tensor, how: Groups, dtype: torch.dtype) -> Tensor:
-    """The step of each group, rounded up; by halves, because the range itself may overflow."""
-    step = (high * 0.5 - offset * 0.5) * torch.where(wild, how.factor(wild=True), how.factor(wild=False))
+def _scale(low: Tensor, high: Tensor, factor: Tensor | float, how: Groups, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Offset and step of each group; the step is found by halves, because the range itself may overflow."""
+    offset = torch.zeros_like(low) if how.zeros else _down_to_bf16(low + 0.0)  # -0.0 becomes 0.0: twins find either
+    step = (high * 0.5 - offset * 0.5) * factor
     rounded = (step.view(torch.int32) + 0xFFFF & -0x10000).clamp(max=0x7F7F0000).view(torch.float32)
-    return torch.where(step > 0, rounded.clamp(min=how.least_step(dtype)), 0.0)
+    step = torch.where(step > 0, rounded.clamp(min=how.least_step(dtype)), 0.0)
+    return step * 0.5 if how.zeros else offset, step
+
+
+def _scale_words(offset: Tensor, step: Tensor) -> Tensor:
+    return _bf16_bits(offset) | _bf16_bits(step) << 16
 
 
 def _down_to_bf16(x: Tensor) -> Tensor:
@@ -156,20 +182,22 @@ def _hash(x: Tensor) -> Tensor:
     return x ^ x >> 16
 
 
-def _woven(codes: Tensor, width: int) -> Tensor:
-    """Rows of codes of `width` bits as rows of bytes, the first code in the low bits."""
-    per_byte = 8 // width
-    if per_byte == 1:
-        return codes.to(torch.uint8)
-    lanes = torch.arange(per_byte, device=codes.device, dtype=torch.int32) * width
-    return (codes.view(len(codes), -1, per_byte) << lanes).sum(2).to(torch.uint8)
+def _woven(codes: Tensor, shift: int, width: int) -> Tensor:
+    """`width` bits from bit `shift` on of each code in rows, as rows of bytes, the first code in the low bits."""
+    per_byte, mask = 8 // width, (1 << width) - 1
+    out = codes[:, ::per_byte] >> shift & mask
+    for lane in range(1, per_byte):
+        out |= (codes[:, lane::per_byte] >> shift & mask) << lane * width
+    return out
 
 
 def _unwoven(rows: Tensor, width: int) -> Tensor:
-    """The inverse of `_woven`, as int32."""
-    per_byte = 8 // width
-    lanes = torch.arange(per_byte, device=rows.device, dtype=torch.int32) * width
-    return (rows.int()[:, :, None] >> lanes & (1 << width) - 1).flatten(1)
+    """The inverse of `_woven` with shift 0."""
+    per_byte, mask = 8 // width, (1 << width) - 1
+    codes = rows.new_empty(*rows.shape, per_byte)
+    for lane in range(per_byte):
+        torch.bitwise_and(rows >> lane * width, mask, out=codes[:, :, lane])
+    return codes.flatten(1)
 
 
 def _decode(codes: Tensor, scales: Tensor, how: Groups, dtype: torch.dtype) -> Tensor:
@@ -177,8 +205,11 @@ def _decode(codes: Tensor, scales: Tensor, how: Groups, dtype: torch.dtype) -> T
     offset = (scales << 16).view(torch.float32)
     step = (scales & 0x7FFF0000).view(torch.float32)
     wild = scales < 0
-    base = torch.where(wild, SPECIALS, how.first)
+    if not scales.is_cuda and not wild.any():
+        values = codes.float().sub_(how.first).mul_(step).add_(offset)
+        return values.masked_fill_(codes == 0, 0.0) if how.zeros else values
     largest = torch.finfo(dtype).max
+    base = torch.where(wild, SPECIALS, how.first)
     values = (offset + (codes - base) * step).clamp(-largest, largest)
     if how.zeros:
         values = values.masked_fill(codes == 0, 0.0)
