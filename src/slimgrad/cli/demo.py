@@ -41,7 +41,7 @@ class Configuration:
 CONFIGURATIONS = (
     Configuration("untouched", None, exact=True),
     Configuration("lossless", lambda sg: sg.Lossless(), exact=True),
-    Configuration("quant, 4 bits", lambda sg: sg.Quant(bits=4), exact=False),
+    Configuration("quant 4 bit", lambda sg: sg.Quant(bits=4), exact=False),
 )
 """The first is what the others are measured against."""
 
@@ -127,7 +127,7 @@ def workload_tables(rows: Sequence[Row]) -> Iterator[Table]:
     for workload, group in groupby(rows, key=lambda row: row.workload):
         table = Table(title=workload, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         table.show_edge = table.pad_edge = False
-        table.add_column("", min_width=10)
+        table.add_column("", min_width=11, no_wrap=True)
         for header, width in COLUMNS:
             table.add_column(header, justify="right", no_wrap=True, min_width=width)
         first, *others = group
@@ -159,4 +159,4 @@ def checked(rows: Sequence[Row]) -> None:
     broken = [f"{row.name} ({row.workload})" for row in rows if row.name in promised and not row.identical]
     if broken:
         raise SlimgradError(f"exact configurations ended with other weights than the untouched model: {broken}")
-    typer.echo("identical weights: yes")
+    typer.echo("exact configurations ended with the very same weights: yes")
