@@ -26,7 +26,7 @@ def test_interpreted_triton_kernels_agree_with_the_reference_bit_for_bit() -> No
         cwd=TWINS.parents[2],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=480,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
