@@ -28,6 +28,19 @@ def cnn(*, inplace: bool = False) -> nn.Sequential:
     )
 
 
+class Projections(nn.Module):
+    """q, k and v by three products that read one normed tensor, as Hugging Face has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.q, self.k, self.v = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.q(x) + self.k(x) + self.v(x)
+
+
 def images(batch: int = 4, *, seed: int = 0, size: int = 16) -> Tensor:
     return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
 

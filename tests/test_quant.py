@@ -15,7 +15,7 @@ SMALL = 4096
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("entry", ZOO, ids=str)
-def test_eight_bits_keep_less_than_half_and_the_gradients_close(
+def test_eight_bits_hold_what_they_promise_and_keep_the_gradients_close(
     entry: Entry, autocast: torch.dtype | None, device: torch.device
 ) -> None:
     plain = fresh(entry, device)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import slimgrad as sg
 from tests.codecs.halved import Halved
-from tests.models import cnn, gradients, hook_count, images, pair, same
+from tests.models import Projections, cnn, gradients, hook_count, images, pair, same
 
 
 def test_every_step_gives_the_untouched_gradients_from_the_first_on() -> None:
@@ -391,16 +391,6 @@ def test_gradient_penalties_through_a_lossy_site_are_refused() -> None:
 
 
 def test_an_input_shared_by_three_projections_is_packed_once() -> None:
-    class Projections(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.LayerNorm(64)
-            self.q, self.k, self.v = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.norm(x)
-            return self.q(x) + self.k(x) + self.v(x)
-
     model = Projections()
     run = sg.apply(model, [sg.Rule(nn.Linear, Halved())])
     for _ in range(2):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import slimgrad as sg
 from slimgrad import kernels
 from slimgrad.kernels import Groups
-from tests.models import gradients, same
+from tests.models import Projections, gradients, same
 
 
 class Counts:
@@ -132,19 +132,6 @@ def test_views_that_fill_one_storage_together_are_packed_and_unpacked_once(count
     assert report.kept_after == report.promised
     errors = relative_errors(plain, treated, lambda m: m(x))
     assert max(errors) < 0.15
-
-
-class Projections(nn.Module):
-    """q, k and v by three products that read one normed tensor, as Hugging Face has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(64)
-        self.q, self.k, self.v = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        return self.q(x) + self.k(x) + self.v(x)
 
 
 @pytest.mark.parametrize("autocast", [False, True])

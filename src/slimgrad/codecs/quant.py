@@ -35,18 +35,18 @@ class Quant(Codec):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.bits not in PLANES:
+        if type(self.bits) is not int or self.bits not in PLANES:
             raise SpecError(f"Quant: bits must be one of {sorted(PLANES)}, found {self.bits!r}")
-        if self.group not in GROUP_SIZES:
+        if type(self.group) is not int or self.group not in GROUP_SIZES:
             raise SpecError(f"Quant: group must be one of {', '.join(map(str, GROUP_SIZES))}, found {self.group!r}")
         if self.rounding not in ("nearest", "stochastic"):
             raise SpecError(f"Quant: rounding must be 'nearest' or 'stochastic', found {self.rounding!r}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
             raise SpecError(f"Quant: seed must be an integer from 0 to 2**31 - 1, found {self.seed!r}")
 
-        how = (self.bits, self.group), (self.rounding == "stochastic", self.seed)
-        object.__setattr__(self, "_plain", Groups(*how[0], False, *how[1]))
-        object.__setattr__(self, "_zeros", Groups(*how[0], True, *how[1]))
+        for name, zeros in (("_plain", False), ("_zeros", True)):  # made once, because every pack asks
+            how = Groups(self.bits, self.group, zeros, self.rounding == "stochastic", self.seed)
+            object.__setattr__(self, name, how)
 
     def _groups(self, demand: Demand) -> Groups:
         return self._zeros if demand.zeros else self._plain  # type: ignore[attr-defined, no-any-return]

@@ -6,6 +6,7 @@ Arguments are flat, as schemas are: a rule, a geometry and a format become the f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def pack_bits(x: Tensor, lo: float, hi: float, closed: bool, outside: bool, nan:
 
 
 @pack_bits.register_fake
-def _(x: Tensor, lo: float, hi: float, closed: bool, outside: bool, nan: bool) -> Tensor:
+def _(x: Tensor, *rule: Any) -> Tensor:
     return x.new_empty(byte_count(x.numel()), dtype=torch.uint8)
 
 
@@ -47,7 +48,7 @@ def pack_groups(x: Tensor, bits: int, group: int, zeros: bool, stochastic: bool,
 
 
 @pack_groups.register_fake
-def _(x: Tensor, bits: int, group: int, zeros: bool, stochastic: bool, seed: int) -> Tensor:
+def _(x: Tensor, bits: int, group: int, *rest: Any) -> Tensor:
     return x.new_empty(Groups(bits, group).nbytes(x.numel()), dtype=torch.uint8)
 
 
@@ -68,18 +69,8 @@ def unpack_groups(
 
 
 @unpack_groups.register_fake
-def _(
-    packed: Tensor,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    bits: int,
-    group: int,
-    zeros: bool,
-    stochastic: bool,
-    seed: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    return packed.new_empty_strided(shape, stride, dtype=dtype)
+def _(packed: Tensor, shape: Sequence[int], stride: Sequence[int], *how_and_dtype: Any) -> Tensor:
+    return packed.new_empty_strided(shape, stride, dtype=how_and_dtype[-1])
 
 
 @custom_op("slimgrad::pack_window", mutates_args=())

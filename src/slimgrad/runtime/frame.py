@@ -183,13 +183,20 @@ class Frame(ABC):
         storage = tensor.untyped_storage()
         sized_by = demand.key if order.sibling is not None else None
         key = (storage._cdata, tensor._version, view_of(tensor), order.family, sized_by)
-        known = self._shared.get(key)
-        if known is not None and known[0] is not None and not known[0].expired():
-            return Sealed(order, known[1])
-        packed = order.codec.pack(tensor, demand)
-        # The weak reference keeps the storage's identity from being reused, not its memory.
-        self._shared[key] = (StorageWeakRef(storage), packed)
+        packed = self._known(key)
+        if packed is None:
+            packed = order.codec.pack(tensor, demand)
+            self._shared[key] = (StorageWeakRef(storage), packed)
         return Sealed(order, packed)
+
+    def _known(self, key: Any) -> Packed | None:
+        """What was packed under this key in this forward, if the storage it was packed from is still alive.
+
+        The weak reference keeps the storage's identity from being reused, not its memory. What has no storage in its
+        key needs none.
+        """
+        storage, packed = self._shared.get(key, (None, None))
+        return None if storage is not None and storage.expired() else packed
 
     def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
         """The same where shape and strides are nothing to the codec; what is not shared is packed at once."""
@@ -201,28 +208,26 @@ class Frame(ABC):
         storage = tensor.untyped_storage()
         key: tuple[Any, ...] = (storage._cdata, tensor._version, order.family)
         whole = order.sharing is Sharing.WHOLE
+        dense = not whole and is_dense(tensor)
         if not whole:
-            key += (offset, shape.numel()) if is_dense(tensor) else (offset, shape, stride)
-        known = self._shared.get(key)
-        if known is not None and known[0] is not None and not known[0].expired():
-            packed = known[1]
-        else:
+            key += (offset, shape.numel()) if dense else (offset, shape, stride)
+        packed = self._known(key)
+        if packed is None:
             if whole:
                 tensor = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
             packed = order.codec.pack(tensor, demand)
             self._shared[key] = (StorageWeakRef(storage), packed)
         if whole:
             return Sealed(order, packed, (shape, stride, offset))
-        same = (packed.layout.shape == shape and packed.layout.stride == stride) or not is_dense(tensor)
-        return Sealed(order, packed, None if same else (shape, stride, 0))
+        other = dense and (packed.layout.shape != shape or packed.layout.stride != stride)
+        return Sealed(order, packed, (shape, stride, 0) if other else None)
 
     def _seal_copy(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
         key = ("copy of", source, tensor.shape, tensor.stride(), order.family)
-        known = None if source is None else self._shared.get(key)
-        if known is not None:
-            return Sealed(order, known[1])
-        packed = order.codec.pack(tensor, demand)
-        self._shared[key] = (None, packed)
+        packed = None if source is None else self._known(key)
+        if packed is None:
+            packed = order.codec.pack(tensor, demand)
+            self._shared[key] = (None, packed)
         return Sealed(order, packed)
 
 

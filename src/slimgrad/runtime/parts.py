@@ -115,7 +115,7 @@ def families(parts: Iterable[Part]) -> dict[tuple[Codec, Any], int]:
 
 
 def sharing(parts: Mapping[int, Part], lesson: Lesson) -> dict[int, Sharing]:
-    """Saver -> with whom it shares its Packed."""
+    """Saver -> with whom it shares its Packed, for codecs to which shape and strides are nothing."""
     sites, records = lesson.profile.sites, lesson.records
     memory, copies = {}, {}
     for saver, part in parts.items():
@@ -125,7 +125,9 @@ def sharing(parts: Mapping[int, Part], lesson: Lesson) -> dict[int, Sharing]:
     in_memory, as_copies = Counter(memory.values()), Counter(copies.values())
     found = {}
     for saver, part in parts.items():
-        if part.region == WHOLE:
+        if not part.codec.elementwise:
+            found[saver] = Sharing.NONE
+        elif part.region == WHOLE:
             found[saver] = Sharing.WHOLE
         elif in_memory[memory[saver]] > 1:
             found[saver] = Sharing.MEMORY

@@ -82,7 +82,7 @@ class Order:
     """Index, within the same call, of the slot whose shape the demand needs."""
     family: int = 0
     """Orders of the same codec and demand have the same number."""
-    sharing: Sharing = Sharing.MEMORY
+    sharing: Sharing = Sharing.NONE
     # Looked at for every tensor, so not looked up behind two dots each time:
     rank: int = field(init=False)
     producer: str | None = field(init=False)
@@ -194,7 +194,7 @@ class Sealed:
                     f"by {self.order.codec!r}, which holds too little for it. Exempt the module with "
                     f"Rule({self.order.site.path!r}, Keep())."
                 )
-        if self.order.sharing is Sharing.NONE or not self.order.elementwise:
+        if self.order.sharing is Sharing.NONE:
             return self.order.codec.unpack(self.packed)
         return self._shared()
 
