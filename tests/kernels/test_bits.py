@@ -110,3 +110,9 @@ def test_bits_that_do_not_match_the_count_are_refused(bits: Tensor) -> None:
 def test_an_interval_with_a_nan_bound_is_refused() -> None:
     with pytest.raises(SpecError, match="bounds must be numbers"):
         Interval(float("nan"), 0.0, closed=True, outside=False, nan=False)
+
+
+def test_bounds_are_floats_whatever_they_are_given_as() -> None:
+    # nn.Hardtanh(0, 6) and nn.Hardtanh(0.0, 6.0) must reach one compiled kernel with the same kinds of arguments.
+    rule = Interval(0, 1, closed=True, outside=False, nan=False)
+    assert (type(rule.lo), type(rule.hi)) == (float, float)

@@ -31,6 +31,9 @@ class Interval:
     def __post_init__(self) -> None:
         if math.isnan(self.lo) or math.isnan(self.hi):
             raise SpecError(f"Interval: the bounds must be numbers, found lo={self.lo}, hi={self.hi}")
+        # A Triton kernel is compiled for the kind of number it is given, and a module's bounds may be integers.
+        object.__setattr__(self, "lo", float(self.lo))
+        object.__setattr__(self, "hi", float(self.hi))
 
 
 def byte_count(n: int) -> int:
