@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import slimgrad as sg
-from slimgrad import kernels
+from slimgrad.codecs import Demand, Packed
 from slimgrad.kernels import Groups
 from tests.models import Projections, gradients, same
 
@@ -31,18 +31,18 @@ class Counts:
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
     seen = Counts()
-    pack, unpack = kernels.pack_groups, kernels.unpack_groups
+    pack, unpack = sg.Quant.pack, sg.Quant.unpack
 
-    def packing(x: Tensor, how: Groups) -> Tensor:
-        seen.packed.append((x.numel(), how))
-        return pack(x, how)
+    def packing(codec: sg.Quant, tensor: Tensor, demand: Demand) -> Packed:
+        seen.packed.append((tensor.numel(), codec._groups(demand)))
+        return pack(codec, tensor, demand)
 
-    def unpacking(*arguments: object) -> Tensor:
+    def unpacking(codec: sg.Quant, packed: Packed) -> Tensor:
         seen.unpacked += 1
-        return unpack(*arguments)
+        return unpack(codec, packed)
 
-    monkeypatch.setattr(kernels, "pack_groups", packing)
-    monkeypatch.setattr(kernels, "unpack_groups", unpacking)
+    monkeypatch.setattr(sg.Quant, "pack", packing)
+    monkeypatch.setattr(sg.Quant, "unpack", unpacking)
     return seen
 
 

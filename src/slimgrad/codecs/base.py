@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from slimgrad.kernels import is_dense
+from slimgrad.kernels import is_dense_layout
 from slimgrad.spec import Need, Value
 
 
@@ -48,10 +47,17 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
         """The tensor's layout; where memory is shared or skipped, the dense layout nearest to it."""
-        stride = tensor.stride()
-        if not is_dense(tensor):
-            stride = torch.empty_like(tensor, device="meta").stride()
-        return cls(tensor.shape, stride, tensor.dtype, tensor.device)
+        if tensor.is_contiguous():
+            return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        return cls.near(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+    @classmethod
+    def near(cls, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Layout:
+        """The dense layout nearest to this one; this one, if it is dense."""
+        if not is_dense_layout(shape, stride):
+            tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            stride = torch.empty_like(tensor).stride()
+        return cls(shape, stride, dtype, device)
 
     def flat(self, tensor: Tensor) -> Tensor:
         """The elements in the order of this layout's memory, without a copy where the tensor has this layout."""
@@ -68,9 +74,6 @@ class Layout(NamedTuple):
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
-NOTHING_MORE: Mapping[str, Any] = MappingProxyType({})
-
-
 @dataclass(eq=False, slots=True)
 class Packed:
     """What is kept instead of a tensor. Not frozen, because that would double the time it takes to make one."""
@@ -78,8 +81,8 @@ class Packed:
     layout: Layout
     demand: Demand
     payload: tuple[Tensor, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=lambda: NOTHING_MORE)
-    """Small plain values the codec needs to unpack."""
+    extra: Any = None
+    """What else the codec needs to unpack; no tensors."""
     unpacked: StorageWeakRef | None = None
     """The memory that was unpacked to last, for as long as somebody else holds it."""
 

@@ -10,6 +10,7 @@ go through torch's dispatcher would double the host time of a launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,10 +25,12 @@ from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
     "Backend",
+    "GroupPacker",
     "Groups",
     "Interval",
     "Windows",
     "backend",
+    "group_packer",
     "is_dense",
     "is_dense_layout",
     "narrow_dtype",
@@ -42,11 +45,19 @@ __all__ = [
 ]
 
 
+class GroupPacker(Protocol):
+    """Packs and unpacks dense tensors of one layout."""
+
+    def pack(self, x: Tensor) -> Tensor: ...
+
+    def unpack(self, packed: Tensor) -> Tensor: ...
+
+
 def pack_bits(x: Tensor, rule: Interval, *, force: Backend | None = None) -> Tensor:
     """One bit per element of a flat contiguous tensor: element 8j+k is bit k of byte j; the last byte's tail is 0."""
     if is_compiling():
         return library.pack_bits(x, *library.flat_interval(rule))  # type: ignore[no-any-return]
-    return twin("bits", x, force).pack_bits(x, rule)  # type: ignore[no-any-return]
+    return twin("bits", x.device, force).pack_bits(x, rule)  # type: ignore[no-any-return]
 
 
 def unpack_bits(
@@ -55,14 +66,14 @@ def unpack_bits(
     """The n bits of `pack_bits` as values `on` and `off` of `dtype`."""
     if is_compiling():
         return library.unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
-    return twin("bits", packed, force).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
+    return twin("bits", packed.device, force).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
 
 
 def pack_groups(x: Tensor, how: Groups, *, force: Backend | None = None) -> Tensor:
     """A dense tensor, in memory order, as few-bit codes with an offset and a step per group: see groups.py."""
     if is_compiling():
         return library.pack_groups(x, *how)  # type: ignore[no-any-return]
-    return twin("quant", x, force).pack_groups(x, how)  # type: ignore[no-any-return]
+    return twin("quant", x.device, force).pack_groups(x, how)  # type: ignore[no-any-return]
 
 
 def unpack_groups(
@@ -77,7 +88,15 @@ def unpack_groups(
     """What was packed, as a tensor of that dense layout; each element within half a step, a whole one if stochastic."""
     if is_compiling():
         return library.unpack_groups(packed, shape, stride, *how, dtype)  # type: ignore[no-any-return]
-    return twin("quant", packed, force).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
+    return twin("quant", packed.device, force).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
+
+
+def group_packer(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, how: Groups
+) -> GroupPacker:
+    """`pack_groups` and `unpack_groups` for dense tensors of one layout, checked and looked up once instead of each
+    time; not for code that a compiler sees."""
+    return twin("quant", device, None).packer(shape, stride, dtype, device, how)  # type: ignore[no-any-return]
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:
@@ -87,11 +106,11 @@ def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None)
     """
     if is_compiling():
         return library.pack_window(indices, *pool)  # type: ignore[no-any-return]
-    return twin("pooling", indices, force).pack_window(indices, pool)  # type: ignore[no-any-return]
+    return twin("pooling", indices.device, force).pack_window(indices, pool)  # type: ignore[no-any-return]
 
 
 def unpack_window(codes: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:
     """The exact inverse of `pack_window`."""
     if is_compiling():
         return library.unpack_window(codes, *pool)  # type: ignore[no-any-return]
-    return twin("pooling", codes, force).unpack_window(codes, pool)  # type: ignore[no-any-return]
+    return twin("pooling", codes.device, force).unpack_window(codes, pool)  # type: ignore[no-any-return]

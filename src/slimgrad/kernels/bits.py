@@ -7,8 +7,7 @@ ragged, so only it has masks: a mask against an n that is not a multiple of 16 w
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 import triton
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slimgrad.kernels import reference
-from slimgrad.kernels.launch import Variants, launch
+from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 from slimgrad.kernels.tiles import float32
 
@@ -44,10 +43,7 @@ def pack_bits(x: Tensor, rule: Interval) -> Tensor:
     x = x.view(torch.uint8) if x.dtype == torch.bool else x
     out = torch.empty(byte_count(n), dtype=torch.uint8, device=x.device)
     if n:
-        flags = (rule.closed, rule.outside, rule.nan, words, PACK_BLOCK)
-        variants = _variants("pack", x.dtype, n >> 31, flags)
-        programs = triton.cdiv(n, PACK_BLOCK)
-        launch(_pack_kernel, variants, programs, (x, out), n, rule.lo, rule.hi, *flags, num_warps=PACK_WARPS)
+        _packing(n, rule, x.dtype, words)(x, out)
     return out
 
 
@@ -55,26 +51,20 @@ def unpack_bits(bits: Tensor, n: int, on: float, off: float, dtype: torch.dtype)
     check_bits(bits, n)
     out = torch.empty(n, dtype=dtype, device=bits.device)
     if n:
-        pattern = PATTERNS[dtype.itemsize]
-        on_bits, off_bits = _patterns(on, off, dtype)
-        wide = (n >> 31, on_bits.bit_length() > 31, off_bits.bit_length() > 31)
-        variants = _variants("unpack", pattern, *wide)
-        programs = triton.cdiv(n, UNPACK_BLOCK)
-        tensors = (bits, out.view(pattern))
-        launch(_unpack_kernel, variants, programs, tensors, n, on_bits, off_bits, UNPACK_BLOCK, num_warps=UNPACK_WARPS)
+        _unpacking(n, on, off, dtype)(bits, out.view(PATTERNS[dtype.itemsize]))
     return out
 
 
-@cache
-def _variants(*key: Hashable) -> Variants:
-    """The table of compiled kernels for whatever else Triton specialises on."""
-    return {}
+@lru_cache(maxsize=4096)
+def _packing(n: int, rule: Interval, dtype: torch.dtype, words: bool) -> Launch:
+    flags = (rule.closed, rule.outside, rule.nan, words, PACK_BLOCK)
+    return Launch(_pack_kernel, triton.cdiv(n, PACK_BLOCK), n, rule.lo, rule.hi, *flags, num_warps=PACK_WARPS)
 
 
-@lru_cache(maxsize=256)
-def _patterns(on: float, off: float, dtype: torch.dtype) -> list[int]:
-    """The two values as bit patterns; cached because asking torch takes longer than the launch."""
-    return torch.tensor([on, off], dtype=dtype, device="cpu").view(PATTERNS[dtype.itemsize]).tolist()
+@lru_cache(maxsize=4096)
+def _unpacking(n: int, on: float, off: float, dtype: torch.dtype) -> Launch:
+    values = torch.tensor([on, off], dtype=dtype, device="cpu").view(PATTERNS[dtype.itemsize]).tolist()
+    return Launch(_unpack_kernel, triton.cdiv(n, UNPACK_BLOCK), n, *values, UNPACK_BLOCK, num_warps=UNPACK_WARPS)
 
 
 @triton.jit

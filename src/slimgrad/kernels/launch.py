@@ -11,8 +11,9 @@ from torch import Tensor
 
 HERE = contextlib.nullcontext()
 
-Variants = dict[tuple[int, bool], Any]
-"""(device, whether the source is aligned to 16 bytes) -> compiled kernel."""
+# A torch built without CUDA does not have them.
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
 
 
 def device_of(t: Tensor) -> AbstractContextManager[object]:
@@ -22,25 +23,38 @@ def device_of(t: Tensor) -> AbstractContextManager[object]:
     return HERE
 
 
-def launch(
-    kernel: Any, variants: Variants, programs: int, tensors: tuple[Tensor, ...], *args: Any, **options: int
-) -> None:
-    """Launch on the device of the first tensor; `args` are the kernel's other arguments, constants included.
+class Launch:
+    """A kernel from one tensor to another, with all its other arguments: constants included, in their order.
 
     `kernel[grid](...)` looks at every argument to find the compiled variant again, which takes most of its 20 us of
-    host time. Here the caller has a table of variants for whatever else Triton specialises on: dtypes, constants, and
-    integers beyond 32 bits; other integers must be `do_not_specialize`. Tensors after the first must be aligned.
+    host time. Here a variant is found by what may differ from call to call: the device, and whether the first tensor
+    is aligned to 16 bytes. The dtypes of both must always be the same ones, and the second must be aligned.
     """
-    source = tensors[0]
-    device = source.get_device()
-    pointers = [tensor.data_ptr() for tensor in tensors]
-    key = (device, pointers[0] % 16 == 0)
-    compiled = variants.get(key)
-    if compiled is None or device != torch.cuda.current_device():
+
+    __slots__ = ("args", "kernel", "options", "programs", "variants")
+
+    def __init__(self, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+        self.kernel = kernel
+        self.programs = programs
+        self.args = args
+        self.options = options
+        self.variants: dict[tuple[int, bool], Any] = {}
+
+    def __call__(self, source: Tensor, out: Tensor) -> None:
+        start, device = source.data_ptr(), source.get_device()
+        variant = self.variants.get((device, start % 16 == 0))
+        if variant is None or _current_device() != device:
+            self._first(source, out)
+            return
+        run, function, metadata = variant
+        run(
+            self.programs, 1, 1, _stream(device), function, metadata, None, None, None,
+            start, out.data_ptr(), *self.args,
+        )  # fmt: skip
+
+    def _first(self, source: Tensor, out: Tensor) -> None:
         with device_of(source):
-            # The interpreter returns None: nothing is compiled, nothing is remembered.
-            variants[key] = kernel[(programs,)](*tensors, *args, **options)
-        return
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    metadata = compiled.packed_metadata
-    compiled.run(programs, 1, 1, stream, compiled.function, metadata, None, None, None, *pointers, *args)
+            compiled = self.kernel[(self.programs,)](source, out, *self.args, **self.options)
+        if compiled is not None:  # the interpreter compiles nothing
+            variant = (compiled.run, compiled.function, compiled.packed_metadata)
+            self.variants[source.get_device(), source.data_ptr() % 16 == 0] = variant

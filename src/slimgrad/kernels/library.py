@@ -24,7 +24,7 @@ def flat_interval(rule: Interval) -> tuple[float, float, bool, bool, bool]:
 
 @custom_op("slimgrad::pack_bits", mutates_args=())
 def pack_bits(x: Tensor, lo: float, hi: float, closed: bool, outside: bool, nan: bool) -> Tensor:
-    return twin("bits", x, None).pack_bits(x, Interval(lo, hi, closed, outside, nan))  # type: ignore[no-any-return]
+    return twin("bits", x.device, None).pack_bits(x, Interval(lo, hi, closed, outside, nan))  # type: ignore[no-any-return]
 
 
 @pack_bits.register_fake
@@ -34,7 +34,7 @@ def _(x: Tensor, *rule: Any) -> Tensor:
 
 @custom_op("slimgrad::unpack_bits", mutates_args=())
 def unpack_bits(packed: Tensor, n: int, on: float, off: float, dtype: torch.dtype) -> Tensor:
-    return twin("bits", packed, None).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
+    return twin("bits", packed.device, None).unpack_bits(packed, n, on, off, dtype)  # type: ignore[no-any-return]
 
 
 @unpack_bits.register_fake
@@ -44,7 +44,7 @@ def _(packed: Tensor, n: int, on: float, off: float, dtype: torch.dtype) -> Tens
 
 @custom_op("slimgrad::pack_groups", mutates_args=())
 def pack_groups(x: Tensor, bits: int, group: int, zeros: bool, stochastic: bool, seed: int) -> Tensor:
-    return twin("quant", x, None).pack_groups(x, Groups(bits, group, zeros, stochastic, seed))  # type: ignore[no-any-return]
+    return twin("quant", x.device, None).pack_groups(x, Groups(bits, group, zeros, stochastic, seed))  # type: ignore[no-any-return]
 
 
 @pack_groups.register_fake
@@ -65,7 +65,7 @@ def unpack_groups(
     dtype: torch.dtype,
 ) -> Tensor:
     how = Groups(bits, group, zeros, stochastic, seed)
-    return twin("quant", packed, None).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
+    return twin("quant", packed.device, None).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
 
 
 @unpack_groups.register_fake
@@ -83,7 +83,7 @@ def pack_window(
     dilation: Sequence[int],
 ) -> Tensor:
     pool = _windows(input_size, kernel, stride, padding, dilation)
-    return twin("pooling", indices, None).pack_window(indices, pool)  # type: ignore[no-any-return]
+    return twin("pooling", indices.device, None).pack_window(indices, pool)  # type: ignore[no-any-return]
 
 
 @custom_op("slimgrad::unpack_window", mutates_args=())
@@ -96,7 +96,7 @@ def unpack_window(
     dilation: Sequence[int],
 ) -> Tensor:
     pool = _windows(input_size, kernel, stride, padding, dilation)
-    return twin("pooling", codes, None).unpack_window(codes, pool)  # type: ignore[no-any-return]
+    return twin("pooling", codes.device, None).unpack_window(codes, pool)  # type: ignore[no-any-return]
 
 
 @pack_window.register_fake

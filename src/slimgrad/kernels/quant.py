@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -11,59 +12,64 @@ from torch import Tensor
 
 from slimgrad.kernels import groups as fmt
 from slimgrad.kernels.groups import Groups, check_dense, check_groups, check_packed
-from slimgrad.kernels.launch import Variants, launch
+from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.quant_pack import pack_kernel
 from slimgrad.kernels.quant_unpack import unpack_kernel
 from slimgrad.kernels.tiles import INTERPRETED
 
 
-class Plan:
-    """All about a launch that follows from how many elements are packed how; made once, because it takes 20 us."""
+class Packer:
+    """Packs and unpacks dense tensors of one layout. Made once, because finding out what follows from it takes 20 us.
 
-    __slots__ = ("aligned", "nbytes", "pack", "programs", "unaligned", "unpack", "unpacked")
+    It checks nothing: `pack_groups` and `unpack_groups` do.
+    """
 
-    def __init__(self, n: int, how: Groups, dtype: torch.dtype) -> None:
+    __slots__ = ("device", "dtype", "empty", "nbytes", "pairs", "shape", "singles", "stride", "unpacking")
+
+    def __init__(
+        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, how: Groups
+    ) -> None:
         check_groups(how, dtype)
+        n = math.prod(shape)
+        programs = triton.cdiv(n, fmt.TILE)
         scale = (how.last(wild=False), how.factor(wild=False), how.last(wild=True), how.factor(wild=True))
         limits = (fmt.TAME[dtype], how.least_step(dtype))
-        self.nbytes = how.nbytes(n)
-        self.programs = triton.cdiv(n, fmt.TILE)
-        self.pack = (n, how.seed, how.bits, how.group, how.zeros, how.stochastic, *scale, *limits)
-        self.unpack = (n, how.bits, how.group, how.zeros, torch.finfo(dtype).max)
-        self.aligned: Variants = {}
-        self.unaligned: Variants = {}
-        self.unpacked: Variants = {}
+        pack = (n, how.seed, how.bits, how.group, how.zeros, how.stochastic, *scale, *limits)
+        # 64 registers keep 32 warps on a multiprocessor; the way of wild tiles alone would take 168.
+        options = {"num_warps": 1, "enable_fp_fusion": False}
+        self.singles = Launch(pack_kernel, programs, *pack, False, **options, maxnreg=64)
+        by_pairs = dtype.itemsize == 2 and not INTERPRETED
+        self.pairs = Launch(pack_kernel, programs, *pack, True, **options, maxnreg=64) if by_pairs else None
+        unpack = (n, how.bits, how.group, how.zeros, torch.finfo(dtype).max)
+        self.unpacking = Launch(unpack_kernel, programs, *unpack, **options)
+        self.shape, self.stride, self.dtype, self.device = shape, stride, dtype, device
+        self.nbytes, self.empty = how.nbytes(n), n == 0
+
+    def pack(self, x: Tensor) -> Tensor:
+        out = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
+        if not self.empty:
+            by_pairs = self.pairs is not None and x.data_ptr() % 4 == 0
+            (self.pairs if by_pairs else self.singles)(x, out)  # type: ignore[misc]
+        return out
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        out = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+        if not self.empty:
+            self.unpacking(packed, out)
+        return out
 
 
-plan = lru_cache(maxsize=4096)(Plan)
+packer = lru_cache(maxsize=4096)(Packer)
 
 
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
     check_dense(x)
-    n = x.numel()
-    with_plan = plan(n, how, x.dtype)
-    out = torch.empty(with_plan.nbytes, dtype=torch.uint8, device=x.device)
-    if n:
-        pairs = x.itemsize == 2 and x.data_ptr() % 4 == 0 and not INTERPRETED
-        variants = with_plan.aligned if pairs else with_plan.unaligned
-        # 64 registers keep 32 warps on a multiprocessor; the way of wild tiles alone would take 168.
-        launch(
-            pack_kernel, variants, with_plan.programs, (x, out), *with_plan.pack, pairs,
-            num_warps=1, enable_fp_fusion=False, maxnreg=64,
-        )  # fmt: skip
-    return out
+    return packer(x.shape, x.stride(), x.dtype, x.device, how).pack(x)
 
 
 def unpack_groups(
     packed: Tensor, shape: Sequence[int], stride: Sequence[int], how: Groups, dtype: torch.dtype
 ) -> Tensor:
-    out = torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
-    n = out.numel()
-    with_plan = plan(n, how, dtype)
-    check_packed(packed, n, with_plan.nbytes)
-    if n:
-        launch(
-            unpack_kernel, with_plan.unpacked, with_plan.programs, (packed, out), *with_plan.unpack,
-            num_warps=1, enable_fp_fusion=False,
-        )  # fmt: skip
-    return out
+    made = packer(tuple(shape), tuple(stride), dtype, packed.device, how)
+    check_packed(packed, math.prod(shape), made.nbytes)
+    return made.unpack(packed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,25 @@ from slimgrad.kernels.reference import chunks
 GOLDEN = 0x9E3779B9
 """2**32 over the golden ratio: multiples of it are spread evenly."""
 HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
+
+
+class Packer(NamedTuple):
+    """Packs and unpacks dense tensors of one layout."""
+
+    shape: Sequence[int]
+    stride: Sequence[int]
+    dtype: torch.dtype
+    device: torch.device
+    how: Groups
+
+    def pack(self, x: Tensor) -> Tensor:
+        return pack_groups(x, self.how)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        return unpack_groups(packed, self.shape, self.stride, self.how, self.dtype)
+
+
+packer = Packer
 
 
 def pack_groups(x: Tensor, how: Groups) -> Tensor:

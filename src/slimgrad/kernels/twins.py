@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from slimgrad.errors import SpecError
 from slimgrad.kernels import reference, reference_groups
@@ -37,11 +36,9 @@ REFERENCES = {"bits": reference, "pooling": reference, "quant": reference_groups
 """By the name of the Triton module, the reference beside it."""
 
 
-def twin(name: str, tensor: Tensor, force: Backend | None) -> ModuleType:
-    """The module whose functions serve the tensor. Cheap, because the hot path asks for every tensor."""
-    if force is None and not (tensor.is_cuda and HAS_TRITON):
-        return REFERENCES[name]
-    return _module(name) if force is None or backend(tensor.device, force) == "triton" else REFERENCES[name]
+def twin(name: str, device: torch.device, force: Backend | None) -> ModuleType:
+    """The module whose functions serve tensors on `device`."""
+    return _module(name) if backend(device, force) == "triton" else REFERENCES[name]
 
 
 @cache

@@ -169,6 +169,8 @@ class Frame(ABC):
                 f"{order.site.producer}, found {tensor.dtype} of rank {tensor.dim()} made by {producer_name(tensor)}"
             )
             return Kept(tensor)
+        if order.alone:
+            return Sealed(order, order.codec.pack(tensor, order.demand))
         return self.seal(tensor, order, order.demand_for(scope.shapes))
 
     def seal(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None = None) -> Sealed:
@@ -199,8 +201,8 @@ class Frame(ABC):
         return None if storage is not None and storage.expired() else packed
 
     def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
-        """The same where shape and strides are nothing to the codec; what is not shared is packed at once."""
-        if order.sharing is Sharing.NONE:
+        """The same where shape and strides are nothing to the codec."""
+        if order.alone:
             return Sealed(order, order.codec.pack(tensor, demand))
         if order.sharing is Sharing.COPIES:
             return self._seal_copy(tensor, order, demand, source or origin(tensor))
@@ -234,8 +236,7 @@ class Frame(ABC):
 class WorkFrame(Frame):
     """Packs what is ordered, where it is ordered, and leaves the rest to autograd."""
 
-    def pack(self, tensor: Tensor) -> Ticket:
-        return self.ticket(tensor)
+    pack = Frame.ticket
 
 
 def innermost_hook() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class Kept:
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor if tensor.grad_fn is None else tensor.detach()
+        self.tensor = tensor if tensor.is_leaf else tensor.detach()
         self.version = tensor._version
 
     def open(self) -> Tensor:
@@ -88,6 +89,8 @@ class Order:
     producer: str | None = field(init=False)
     node: str = field(init=False)
     elementwise: bool = field(init=False)
+    alone: bool = field(init=False)
+    """Whether each tensor has a Packed of its own, made of nothing but the tensor."""
     first_order: bool = field(init=False)
     """Whether second-order gradients must be refused."""
 
@@ -96,6 +99,7 @@ class Order:
         object.__setattr__(self, "producer", self.site.producer)
         object.__setattr__(self, "node", self.site.node)
         object.__setattr__(self, "elementwise", self.codec.elementwise)
+        object.__setattr__(self, "alone", self.codec.elementwise and self.sharing is Sharing.NONE)
         object.__setattr__(self, "first_order", self.codec.lossy or self.answer.once)
 
     def matches(self, tensor: Tensor) -> bool:
@@ -107,7 +111,7 @@ class Order:
         node = tensor.grad_fn
         if node is None:
             return self.producer is None
-        return node.name() == self.producer and _is_newest(node) is self.is_output
+        return node.name() == self.producer and (node._sequence_nr() == sequence_number() - 1) is self.is_output
 
     def demand_for(self, shapes: list[torch.Size]) -> Demand:
         """The demand, with the input size a pooling index is relative to."""
@@ -119,7 +123,7 @@ class Order:
         """Ask the node that really runs whether it needs what was learnt; a wrong gradient must never pass silently."""
         name = node.name()
         # An elementwise Packed holds all values, whatever is read of them; asking the node would take 10 us.
-        if self.node == needs.CHECKPOINT or (self.elementwise and name == self.node):
+        if (self.elementwise and name == self.node) or self.node == needs.CHECKPOINT:
             return
         if name == self.node:
             if self.demand.need is Need.WEIGHT or self.answer is needs.DROPOUT_MASK:
@@ -164,13 +168,8 @@ def origin(tensor: Tensor) -> Origin | None:
 
 
 def is_output(tensor: Tensor) -> bool:
-    """Whether the node that saves the tensor right now is the one that made it."""
-    return tensor.grad_fn is not None and _is_newest(tensor.grad_fn)
-
-
-def _is_newest(node: Node) -> bool:
-    """Whether no node was made after this one in this thread: then it is the one that saves right now."""
-    return node._sequence_nr() == sequence_number() - 1
+    """Whether the node that saves the tensor right now, the newest in this thread, is the one that made it."""
+    return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() == sequence_number() - 1
 
 
 class Sealed:
@@ -185,18 +184,16 @@ class Sealed:
         """Which part of the unpacked memory is asked for, if it is not the tensor that was packed."""
 
     def open(self) -> Tensor:
-        node = _current_node()
+        order, node = self.order, _current_node()
         if node is not None:
-            self.order.verify(node)
-            if self.order.first_order and torch.is_grad_enabled():
+            order.verify(node)
+            if order.first_order and torch.is_grad_enabled():
                 raise DoubleBackwardError(
-                    f"{self.order.site.name}: a second-order gradient (create_graph=True) goes through a tensor kept "
-                    f"by {self.order.codec!r}, which holds too little for it. Exempt the module with "
-                    f"Rule({self.order.site.path!r}, Keep())."
+                    f"{order.site.name}: a second-order gradient (create_graph=True) goes through a tensor kept by "
+                    f"{order.codec!r}, which holds too little for it. Exempt the module with "
+                    f"Rule({order.site.path!r}, Keep())."
                 )
-        if self.order.sharing is Sharing.NONE:
-            return self.order.codec.unpack(self.packed)
-        return self._shared()
+        return order.codec.unpack(self.packed) if order.sharing is Sharing.NONE else self._shared()
 
     def _shared(self) -> Tensor:
         """Unpacked once for savers that read at the same time, such as the q, k and v of one attention.
@@ -259,6 +256,5 @@ class Reader:
 Ticket = Kept | Sealed | Held
 
 
-def unpack(ticket: Ticket) -> Tensor:
-    """The unpack hook."""
-    return ticket.open()
+unpack: Callable[[Ticket], Tensor] = methodcaller("open")
+"""The unpack hook."""
