@@ -1,7 +1,7 @@
 """What the gate itself costs: a step of a small model, where Python time shows, untouched and under slimgrad.
 
 Four rows on the same weights: untouched; a gate that has nothing to do (every site exempted); `Lossless` as users get
-it, which on a GPU leaves storages under 1 MiB alone, so that this small model may have no packed site at all; and
+it, which on a GPU leaves storages under 2 MiB alone, so that this small model may have no packed site at all; and
 `Lossless` down to 4 KiB, which shows what packed sites cost. The first step is the watched one, paid once per shape.
 Rounds are interleaved, so that a machine that drifts drifts for all rows alike.
 

@@ -21,7 +21,7 @@ from tasks.base import Batch, Data, Places, Recipe, Source
 
 UNTOUCHED = "untouched"
 MIN_BYTES = 65536
-"""By default slimgrad leaves storages under 1 MiB alone on a GPU. These models are small: here it must not."""
+"""By default slimgrad leaves storages under 2 MiB alone on a GPU. These models are small: here it must not."""
 
 LOOK_EVERY = 100
 """Steps between two looks at the loss. Each makes the host wait for the device."""

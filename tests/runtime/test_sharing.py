@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import slimgrad as sg
 from slimgrad.codecs import Demand, Packed
 from slimgrad.kernels import Groups
+from slimgrad.runtime.tickets import Latest, Shared
 from tests.models import Projections, gradients, same
 
 
@@ -146,8 +148,34 @@ def test_an_operand_of_three_products_is_packed_once_even_in_the_copies_of_autoc
             return m(x).float()
 
     report = trained_once(model, forward, counts)
-    assert len(counts.packed) == 1
+    assert len(counts.packed) == 1 and counts.unpacked == 1
     assert sum(site.after > 0 for site in report.sites) == 1 and len(report.sites) >= 3
+
+
+def shared_tensors(count: int) -> tuple[list[Shared], sg.Quant]:
+    codec, latest = sg.Quant(bits=8), Latest()
+    return [Shared(codec.pack(torch.randn(64, 64)), latest) for _ in range(count)], codec
+
+
+def test_what_is_shared_is_held_until_its_last_reader_and_no_longer() -> None:
+    (shared,), codec = shared_tensors(1)
+    shared.readers = 3
+    first = shared.open(codec, None)
+    memory, values = StorageWeakRef(first.untyped_storage()), first.clone()
+    del first
+    assert not memory.expired()
+    assert torch.equal(shared.open(codec, (torch.Size([64, 64]), (1, 64), 0)), values.t())
+    assert torch.equal(shared.open(codec, None), values) and memory.expired()
+    assert torch.equal(shared.open(codec, None), values), "a second backward unpacks anew"
+
+
+def test_a_reader_who_never_comes_costs_no_more_than_one_tensor() -> None:
+    tensors, codec = shared_tensors(3)
+    memories = []
+    for shared in tensors:
+        shared.readers = 2
+        memories.append(StorageWeakRef(shared.open(codec, None).untyped_storage()))
+    assert [memory.expired() for memory in memories] == [True, True, False]
 
 
 def test_a_copy_of_what_was_changed_in_place_is_packed_anew(counts: Counts) -> None:

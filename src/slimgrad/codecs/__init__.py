@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
 from slimgrad.codecs.quant import Quant
 from slimgrad.errors import SpecError
+from slimgrad.kernels import Layout
 
 CODECS: dict[str, type[Codec]] = {
     "Keep": Keep,

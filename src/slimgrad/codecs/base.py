@@ -9,9 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from slimgrad.kernels import is_dense_layout
+from slimgrad.kernels import Layout, Packer
 from slimgrad.spec import Need, Value
 
 
@@ -36,42 +35,17 @@ class Demand:
 ITSELF = Demand()
 
 
-class Layout(NamedTuple):
-    """Shape, strides, dtype and device: all that is left of a tensor whose values are not kept."""
+class Recipe(NamedTuple):
+    """How tensors of one layout are packed. Found once per layout: that takes longer than a kernel's launch."""
 
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    layout: Layout
+    has_gaps: bool
+    """Whether the tensors are not in `layout` themselves, and must be copied into it."""
+    packer: Packer
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> Layout:
-        """The tensor's layout; where memory is shared or skipped, the dense layout nearest to it."""
-        if tensor.is_contiguous():
-            return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        return cls.near(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-
-    @classmethod
-    def near(cls, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Layout:
-        """The dense layout nearest to this one; this one, if it is dense."""
-        if not is_dense_layout(shape, stride):
-            tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-            stride = torch.empty_like(tensor).stride()
-        return cls(shape, stride, dtype, device)
-
-    def flat(self, tensor: Tensor) -> Tensor:
-        """The elements in the order of this layout's memory, without a copy where the tensor has this layout."""
-        if tensor.stride() != self.stride:
-            tensor = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device).copy_(tensor)
-        return tensor.as_strided((tensor.numel(),), (1,))
-
-    def restore(self, flat: Tensor) -> Tensor:
-        """The inverse of `flat`."""
-        return flat.as_strided(self.shape, self.stride)
-
-    def empty(self) -> Tensor:
-        """A tensor of this layout with no defined values; no kernel runs."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+    def pack(self, tensor: Tensor, demand: Demand) -> Packed:
+        dense = self.layout.dense(tensor) if self.has_gaps else tensor
+        return Packed(self.layout, demand, (self.packer.pack(dense),), self.packer)
 
 
 @dataclass(eq=False, slots=True)
@@ -83,8 +57,6 @@ class Packed:
     payload: tuple[Tensor, ...] = ()
     extra: Any = None
     """What else the codec needs to unpack; no tensors."""
-    unpacked: StorageWeakRef | None = None
-    """The memory that was unpacked to last, for as long as somebody else holds it."""
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed
+from slimgrad.kernels import Layout
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

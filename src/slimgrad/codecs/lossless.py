@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.masks import Bit, bit_of
 from slimgrad.errors import SavedTensorModifiedError, SpecError
+from slimgrad.kernels import Layout
 from slimgrad.spec import Need
 
 
@@ -70,21 +73,36 @@ def _bit(demand: Demand, dtype: torch.dtype) -> Bit | None:
 
 
 def _pack_mask(tensor: Tensor, demand: Demand) -> Packed:
-    bit = _bit(demand, tensor.dtype)
-    if bit is None:
-        raise SpecError(f"Lossless cannot serve {demand.need} of {demand.fn} in {tensor.dtype} by one exact bit")
-    layout = Layout.of(tensor)
-    on = bit.on
+    on = None
     if demand.fn == "dropout" and tensor.numel():  # on a CPU only, where there is no device to wait for
         on = float(tensor.amax())
-    bits = kernels.pack_bits(layout.flat(tensor), bit.rule)
-    return Packed(layout, demand, (bits,), {"on": on, "off": bit.off})
+    found = _mask_recipe if is_compiling() else _known_mask_recipe
+    what = (demand.fn, tuple(demand.detail.items()), on)
+    return found(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, *what).pack(tensor, demand)
+
+
+def _mask_recipe(
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    fn: str | None,
+    detail: tuple[tuple[str, Any], ...],
+    on: float | None,
+) -> Recipe:
+    bit = bit_of(fn, dict(detail), dtype)
+    if bit is None:
+        raise SpecError(f"Lossless cannot serve {Need.MASK} of {fn} in {dtype} by one exact bit")
+    layout = Layout.near(shape, stride, dtype, device)
+    packer = kernels.bit_packer(layout, bit.rule, bit.on if on is None else on, bit.off)
+    return Recipe(layout, layout.stride != stride, packer)
+
+
+_known_mask_recipe = lru_cache(maxsize=4096)(_mask_recipe)
 
 
 def _unpack_mask(packed: Packed) -> Tensor:
-    layout, extra = packed.layout, packed.extra
-    count = math.prod(layout.shape)
-    return layout.restore(kernels.unpack_bits(packed.payload[0], count, extra["on"], extra["off"], layout.dtype))
+    return packed.extra.unpack(packed.payload[0])  # type: ignore[no-any-return]
 
 
 def _mask_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int:
@@ -154,7 +172,10 @@ def _unpack_weight(packed: Packed) -> Tensor:
             "again. Call backward before optimizer.step(), or exempt the module with Rule(path, Keep())."
         )
     source = parameter.detach() if torch.is_grad_enabled() else parameter
-    return source.to(layout.dtype).as_strided(layout.shape, layout.stride, extra["offset"])
+    copy = source.to(layout.dtype)
+    if copy.shape == layout.shape and copy.stride() == layout.stride:
+        return copy
+    return copy.as_strided(layout.shape, layout.stride, extra["offset"])
 
 
 # --- anything, by itself --------------------------------------------------------------------------------------------

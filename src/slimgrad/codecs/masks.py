@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -82,15 +81,9 @@ MASKS: dict[str, Callable[[Mapping[str, Any]], Bit | None]] = {
 
 def bit_of(fn: str | None, detail: Mapping[str, Any], dtype: torch.dtype) -> Bit | None:
     """The bit that serves `fn` on tensors of `dtype`, or None where one bit cannot be exact."""
-    return _solved(fn, tuple(detail.items()), dtype)
-
-
-@lru_cache(maxsize=1024)
-def _solved(fn: str | None, detail: tuple[tuple[str, Any], ...], dtype: torch.dtype) -> Bit | None:
-    # Cached because every pack asks, and proving the bounds exact takes 20 us.
     if fn not in MASKS or (dtype == torch.bool) != (fn == "bool") or not (dtype.is_floating_point or fn == "bool"):
         return None
-    bit = MASKS[fn](dict(detail))
+    bit = MASKS[fn](detail)
     if bit is None or not all(_exact(value, dtype) for value in (bit.rule.lo, bit.rule.hi, bit.on, bit.off)):
         return None
     return bit

@@ -6,34 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Layout, Packed
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe
 from slimgrad.errors import SpecError
+from slimgrad.kernels import Layout
 from slimgrad.kernels.groups import DTYPES, GROUP_SIZES, PLANES, Groups
 from slimgrad.spec import Need
-
-
-class Recipe(NamedTuple):
-    """How tensors of one layout are packed."""
-
-    layout: Layout
-    has_gaps: bool
-    packer: kernels.GroupPacker
-
-
-@lru_cache(maxsize=4096)  # because every pack asks, and looking all this up takes longer than the launch
-def _recipe(
-    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, how: Groups
-) -> Recipe:
-    layout = Layout.near(shape, stride, dtype, device)
-    return Recipe(layout, layout.stride != stride, kernels.group_packer(*layout, how))
-
 
 SERVED = (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
 """What values that are nearly right can serve; f'(x) of a pointwise f is one of them."""
@@ -82,25 +66,22 @@ class Quant(Codec):
         return Demand(need=max(values, key=lambda need: need.rank), zeros=bool(masks))
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
-        if is_compiling():
-            return self._pack_traced(tensor, demand)
         how = self._zeros if demand.zeros else self._plain  # type: ignore[attr-defined]
-        recipe = _recipe(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, how)
-        if recipe.has_gaps:
-            tensor = recipe.layout.flat(tensor)
-        return Packed(recipe.layout, demand, (recipe.packer.pack(tensor),), recipe.packer)
+        found = _recipe if is_compiling() else _known_recipe
+        return found(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, how).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
-        if packed.extra is None or is_compiling():
-            layout, how = packed.layout, self._groups(packed.demand)
-            return kernels.unpack_groups(packed.payload[0], layout.shape, layout.stride, how, layout.dtype)
         return packed.extra.unpack(packed.payload[0])  # type: ignore[no-any-return]
-
-    def _pack_traced(self, tensor: Tensor, demand: Demand) -> Packed:
-        """As `pack`, in ops that a compiler knows."""
-        layout = Layout.of(tensor)
-        dense = tensor if layout.stride == tensor.stride() else layout.flat(tensor)
-        return Packed(layout, demand, (kernels.pack_groups(dense, self._groups(demand)),))
 
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         return self._groups(demand).nbytes(math.prod(shape))
+
+
+def _recipe(
+    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, how: Groups
+) -> Recipe:
+    layout = Layout.near(shape, stride, dtype, device)
+    return Recipe(layout, layout.stride != stride, kernels.group_packer(layout, how))
+
+
+_known_recipe = lru_cache(maxsize=4096)(_recipe)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from slimgrad.kernels import library
-from slimgrad.kernels.geometry import Windows, is_dense, is_dense_layout
+from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
@@ -25,11 +25,13 @@ from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
     "Backend",
-    "GroupPacker",
     "Groups",
     "Interval",
+    "Layout",
+    "Packer",
     "Windows",
     "backend",
+    "bit_packer",
     "group_packer",
     "is_dense",
     "is_dense_layout",
@@ -45,7 +47,7 @@ __all__ = [
 ]
 
 
-class GroupPacker(Protocol):
+class Packer(Protocol):
     """Packs and unpacks dense tensors of one layout."""
 
     def pack(self, x: Tensor) -> Tensor: ...
@@ -91,12 +93,18 @@ def unpack_groups(
     return twin("quant", packed.device, force).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
 
 
-def group_packer(
-    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, how: Groups
-) -> GroupPacker:
-    """`pack_groups` and `unpack_groups` for dense tensors of one layout, checked and looked up once instead of each
-    time; not for code that a compiler sees."""
-    return twin("quant", device, None).packer(shape, stride, dtype, device, how)  # type: ignore[no-any-return]
+def group_packer(layout: Layout, how: Groups) -> Packer:
+    """`pack_groups` and `unpack_groups` for one layout, looked up and checked once."""
+    if is_compiling():
+        return library.GroupPacker(layout, how)
+    return twin("quant", layout.device, None).packer(layout, how)  # type: ignore[no-any-return]
+
+
+def bit_packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:
+    """The same for `pack_bits` and `unpack_bits`, of dense tensors of any shape."""
+    if is_compiling():
+        return library.BitPacker(layout, rule, on, off)
+    return twin("bits", layout.device, None).packer(layout, rule, on, off)  # type: ignore[no-any-return]
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:

@@ -7,6 +7,7 @@ ragged, so only it has masks: a mask against an n that is not a multiple of 16 w
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -15,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slimgrad.kernels import reference
+from slimgrad.kernels.geometry import Layout
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 from slimgrad.kernels.tiles import float32
@@ -34,37 +36,66 @@ PATTERNS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Unpacking writes bit patterns, not numbers: torch rounds `on` and `off`, and one kernel serves every dtype."""
 
 
+class Packer:
+    """Packs dense tensors of one layout and unpacks them as two values; made once, as that of quant.py.
+
+    It checks nothing: `pack_bits` and `unpack_bits` do.
+    """
+
+    __slots__ = ("by_words", "layout", "nbytes", "packing", "unpacking")
+
+    def __init__(self, layout: Layout, rule: Interval, on: float, off: float) -> None:
+        n, dtype = math.prod(layout.shape), layout.dtype
+        self.layout = layout
+        self.nbytes = byte_count(n)
+        self.packing = _packing(n, rule, dtype, words=False)
+        self.by_words = _packing(n, rule, dtype, words=True) if dtype == torch.bool else None
+        self.unpacking = _unpacking(n, on, off, dtype)
+
+    def pack(self, x: Tensor) -> Tensor:
+        out = torch.empty(self.nbytes, dtype=torch.uint8, device=self.layout.device)
+        if self.nbytes:
+            by_words = self.by_words is not None and x.data_ptr() % 8 == 0
+            (self.by_words if by_words else self.packing)(x, out)  # type: ignore[misc]
+        return out
+
+    def unpack(self, bits: Tensor) -> Tensor:
+        out = self.layout.empty()
+        if self.nbytes:
+            self.unpacking(bits, out)
+        return out
+
+
+@lru_cache(maxsize=4096)
+def packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer | reference.BitPacker:
+    return (Packer if layout.dtype in COMPARED else reference.BitPacker)(layout, rule, on, off)
+
+
 def pack_bits(x: Tensor, rule: Interval) -> Tensor:
-    if x.dtype not in COMPARED:
-        return reference.pack_bits(x, rule)
     check_flat(x)
-    n = x.numel()
-    words = x.dtype == torch.bool and x.data_ptr() % 8 == 0
-    x = x.view(torch.uint8) if x.dtype == torch.bool else x
-    out = torch.empty(byte_count(n), dtype=torch.uint8, device=x.device)
-    if n:
-        _packing(n, rule, x.dtype, words)(x, out)
-    return out
+    return packer(Layout(x.shape, x.stride(), x.dtype, x.device), rule, 1.0, 0.0).pack(x)
 
 
 def unpack_bits(bits: Tensor, n: int, on: float, off: float, dtype: torch.dtype) -> Tensor:
     check_bits(bits, n)
     out = torch.empty(n, dtype=dtype, device=bits.device)
     if n:
-        _unpacking(n, on, off, dtype)(bits, out.view(PATTERNS[dtype.itemsize]))
+        _unpacking(n, on, off, dtype)(bits, out)
     return out
 
 
 @lru_cache(maxsize=4096)
-def _packing(n: int, rule: Interval, dtype: torch.dtype, words: bool) -> Launch:
-    flags = (rule.closed, rule.outside, rule.nan, words, PACK_BLOCK)
-    return Launch(_pack_kernel, triton.cdiv(n, PACK_BLOCK), n, rule.lo, rule.hi, *flags, num_warps=PACK_WARPS)
+def _packing(n: int, rule: Interval, dtype: torch.dtype, *, words: bool) -> Launch:
+    args = (n, rule.lo, rule.hi, rule.closed, rule.outside, rule.nan, words, PACK_BLOCK)
+    reads = torch.uint8 if dtype == torch.bool else None
+    return Launch(_pack_kernel, triton.cdiv(n, PACK_BLOCK), *args, reads=reads, num_warps=PACK_WARPS)
 
 
 @lru_cache(maxsize=4096)
 def _unpacking(n: int, on: float, off: float, dtype: torch.dtype) -> Launch:
-    values = torch.tensor([on, off], dtype=dtype, device="cpu").view(PATTERNS[dtype.itemsize]).tolist()
-    return Launch(_unpack_kernel, triton.cdiv(n, UNPACK_BLOCK), n, *values, UNPACK_BLOCK, num_warps=UNPACK_WARPS)
+    pattern = PATTERNS[dtype.itemsize]
+    args = (n, *torch.tensor([on, off], dtype=dtype, device="cpu").view(pattern).tolist(), UNPACK_BLOCK)
+    return Launch(_unpack_kernel, triton.cdiv(n, UNPACK_BLOCK), *args, writes=pattern, num_warps=UNPACK_WARPS)
 
 
 @triton.jit

@@ -118,3 +118,43 @@ def is_dense_layout(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+class Layout(NamedTuple):
+    """Shape, strides, dtype and device: all that is left of a tensor whose values are not kept."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """The tensor's layout; where memory is shared or skipped, the dense layout nearest to it."""
+        if tensor.is_contiguous():
+            return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        return cls.near(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+    @classmethod
+    def near(cls, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Layout:
+        """The dense layout nearest to this one; this one, if it is dense."""
+        if not is_dense_layout(shape, stride):
+            tensor = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            stride = torch.empty_like(tensor).stride()
+        return cls(shape, stride, dtype, device)
+
+    def dense(self, tensor: Tensor) -> Tensor:
+        """The tensor in this layout, without a copy where it has it."""
+        return tensor if tensor.stride() == self.stride else self.empty().copy_(tensor)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The elements in the order of this layout's memory, without a copy where the tensor has this layout."""
+        return self.dense(tensor).as_strided((tensor.numel(),), (1,))
+
+    def restore(self, flat: Tensor) -> Tensor:
+        """The inverse of `flat`."""
+        return flat.as_strided(self.shape, self.stride)
+
+    def empty(self) -> Tensor:
+        """A tensor of this layout with no defined values; no kernel runs."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)

@@ -28,15 +28,26 @@ class Launch:
 
     `kernel[grid](...)` looks at every argument to find the compiled variant again, which takes most of its 20 us of
     host time. Here a variant is found by what may differ from call to call: the device, and whether the first tensor
-    is aligned to 16 bytes. The dtypes of both must always be the same ones, and the second must be aligned.
+    is aligned to 16 bytes. The dtypes of both must always be the same ones, and the second must be aligned. `reads` and
+    `writes` are the dtypes that the kernel takes them for, where those are others.
     """
 
-    __slots__ = ("args", "kernel", "options", "programs", "variants")
+    __slots__ = ("args", "kernel", "options", "programs", "reads", "variants", "writes")
 
-    def __init__(self, kernel: Any, programs: int, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        *args: Any,
+        reads: torch.dtype | None = None,
+        writes: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
         self.kernel = kernel
         self.programs = programs
         self.args = args
+        self.reads = reads
+        self.writes = writes
         self.options = options
         self.variants: dict[tuple[int, bool], Any] = {}
 
@@ -53,6 +64,8 @@ class Launch:
         )  # fmt: skip
 
     def _first(self, source: Tensor, out: Tensor) -> None:
+        source = source if self.reads is None else source.view(self.reads)
+        out = out if self.writes is None else out.view(self.writes)
         with device_of(source):
             compiled = self.kernel[(self.programs,)](source, out, *self.args, **self.options)
         if compiled is not None:  # the interpreter compiles nothing

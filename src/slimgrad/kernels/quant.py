@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import triton
 from torch import Tensor
 
 from slimgrad.kernels import groups as fmt
+from slimgrad.kernels.geometry import Layout
 from slimgrad.kernels.groups import Groups, check_dense, check_groups, check_packed
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.quant_pack import pack_kernel
 from slimgrad.kernels.quant_unpack import unpack_kernel
 from slimgrad.kernels.tiles import INTERPRETED
+
+REGISTERS = 64
+"""Of a thread that packs: this keeps 32 warps on a multiprocessor. The way of wild tiles alone would take 168."""
 
 
 class Packer:
@@ -24,37 +28,33 @@ class Packer:
     It checks nothing: `pack_groups` and `unpack_groups` do.
     """
 
-    __slots__ = ("device", "dtype", "empty", "nbytes", "pairs", "shape", "singles", "stride", "unpacking")
+    __slots__ = ("layout", "nbytes", "pairs", "singles", "unpacking")
 
-    def __init__(
-        self, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, how: Groups
-    ) -> None:
+    def __init__(self, layout: Layout, how: Groups) -> None:
+        n, dtype = math.prod(layout.shape), layout.dtype
         check_groups(how, dtype)
-        n = math.prod(shape)
         programs = triton.cdiv(n, fmt.TILE)
         scale = (how.last(wild=False), how.factor(wild=False), how.last(wild=True), how.factor(wild=True))
         limits = (fmt.TAME[dtype], how.least_step(dtype))
         pack = (n, how.seed, how.bits, how.group, how.zeros, how.stochastic, *scale, *limits)
-        # 64 registers keep 32 warps on a multiprocessor; the way of wild tiles alone would take 168.
-        options = {"num_warps": 1, "enable_fp_fusion": False}
-        self.singles = Launch(pack_kernel, programs, *pack, False, **options, maxnreg=64)
-        by_pairs = dtype.itemsize == 2 and not INTERPRETED
-        self.pairs = Launch(pack_kernel, programs, *pack, True, **options, maxnreg=64) if by_pairs else None
+        packing = partial(Launch, pack_kernel, programs, *pack, num_warps=1, enable_fp_fusion=False, maxnreg=REGISTERS)
+        self.singles = packing(False)
+        self.pairs = packing(True) if dtype.itemsize == 2 and not INTERPRETED else None
         unpack = (n, how.bits, how.group, how.zeros, torch.finfo(dtype).max)
-        self.unpacking = Launch(unpack_kernel, programs, *unpack, **options)
-        self.shape, self.stride, self.dtype, self.device = shape, stride, dtype, device
-        self.nbytes, self.empty = how.nbytes(n), n == 0
+        self.unpacking = Launch(unpack_kernel, programs, *unpack, num_warps=1, enable_fp_fusion=False)
+        self.layout = layout
+        self.nbytes = how.nbytes(n)
 
     def pack(self, x: Tensor) -> Tensor:
-        out = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
-        if not self.empty:
+        out = torch.empty(self.nbytes, dtype=torch.uint8, device=self.layout.device)
+        if self.nbytes:
             by_pairs = self.pairs is not None and x.data_ptr() % 4 == 0
             (self.pairs if by_pairs else self.singles)(x, out)  # type: ignore[misc]
         return out
 
     def unpack(self, packed: Tensor) -> Tensor:
-        out = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-        if not self.empty:
+        out = self.layout.empty()
+        if self.nbytes:
             self.unpacking(packed, out)
         return out
 
@@ -64,12 +64,12 @@ packer = lru_cache(maxsize=4096)(Packer)
 
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
     check_dense(x)
-    return packer(x.shape, x.stride(), x.dtype, x.device, how).pack(x)
+    return packer(Layout(x.shape, x.stride(), x.dtype, x.device), how).pack(x)
 
 
 def unpack_groups(
     packed: Tensor, shape: Sequence[int], stride: Sequence[int], how: Groups, dtype: torch.dtype
 ) -> Tensor:
-    made = packer(tuple(shape), tuple(stride), dtype, packed.device, how)
+    made = packer(Layout(torch.Size(shape), tuple(stride), dtype, packed.device), how)
     check_packed(packed, math.prod(shape), made.nbytes)
     return made.unpack(packed)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from slimgrad.kernels.geometry import Layout
 from slimgrad.kernels.groups import (
     LANES,
     PLANES,
@@ -29,23 +30,21 @@ GOLDEN = 0x9E3779B9
 HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 
 
-class Packer(NamedTuple):
+class GroupPacker(NamedTuple):
     """Packs and unpacks dense tensors of one layout."""
 
-    shape: Sequence[int]
-    stride: Sequence[int]
-    dtype: torch.dtype
-    device: torch.device
+    layout: Layout
     how: Groups
 
     def pack(self, x: Tensor) -> Tensor:
         return pack_groups(x, self.how)
 
     def unpack(self, packed: Tensor) -> Tensor:
-        return unpack_groups(packed, self.shape, self.stride, self.how, self.dtype)
+        layout = self.layout
+        return unpack_groups(packed, layout.shape, layout.stride, self.how, layout.dtype)
 
 
-packer = Packer
+packer = GroupPacker
 
 
 def pack_groups(x: Tensor, how: Groups) -> Tensor:

@@ -21,9 +21,21 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from slimgrad.codecs import Demand, Packed
+from slimgrad.codecs import Demand
 from slimgrad.kernels import is_dense
-from slimgrad.runtime.tickets import Kept, Order, Origin, Sealed, Sharing, Ticket, origin, producer_name, unpack
+from slimgrad.runtime.tickets import (
+    Kept,
+    Latest,
+    Order,
+    Origin,
+    Sealed,
+    Shared,
+    Sharing,
+    Ticket,
+    origin,
+    producer_name,
+    unpack,
+)
 from slimgrad.spec import Need
 
 _top_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -75,7 +87,8 @@ class Frame(ABC):
         self.scope: Scope | None = None
         self.counts: dict[str, int] = {}
         self.surprises: list[str] = []
-        self._shared: dict[Any, tuple[StorageWeakRef | None, Packed]] = {}
+        self._shared: dict[Any, tuple[StorageWeakRef | None, Shared]] = {}
+        self._latest = Latest()
         self._pack = self.pack  # one object, so that torch's stack can be compared by identity
         self._on = False
         self._below = innermost_hook()
@@ -185,20 +198,23 @@ class Frame(ABC):
         storage = tensor.untyped_storage()
         sized_by = demand.key if order.sibling is not None else None
         key = (storage._cdata, tensor._version, view_of(tensor), order.family, sized_by)
-        packed = self._known(key)
-        if packed is None:
-            packed = order.codec.pack(tensor, demand)
-            self._shared[key] = (StorageWeakRef(storage), packed)
-        return Sealed(order, packed)
+        return Sealed(order, (self._known(key) or self._pack_shared(key, storage, tensor, order, demand)).packed)
 
-    def _known(self, key: Any) -> Packed | None:
+    def _known(self, key: Any) -> Shared | None:
         """What was packed under this key in this forward, if the storage it was packed from is still alive.
 
         The weak reference keeps the storage's identity from being reused, not its memory. What has no storage in its
         key needs none.
         """
-        storage, packed = self._shared.get(key, (None, None))
-        return None if storage is not None and storage.expired() else packed
+        storage, shared = self._shared.get(key, (None, None))
+        return None if storage is not None and storage.expired() else shared
+
+    def _pack_shared(
+        self, key: Any, storage: torch.UntypedStorage | None, tensor: Tensor, order: Order, demand: Demand
+    ) -> Shared:
+        shared = Shared(order.codec.pack(tensor, demand), self._latest)
+        self._shared[key] = (None if storage is None else StorageWeakRef(storage), shared)
+        return shared
 
     def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
         """The same where shape and strides are nothing to the codec."""
@@ -213,24 +229,23 @@ class Frame(ABC):
         dense = not whole and is_dense(tensor)
         if not whole:
             key += (offset, shape.numel()) if dense else (offset, shape, stride)
-        packed = self._known(key)
-        if packed is None:
+        shared = self._known(key)
+        if shared is None:
             if whole:
                 tensor = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
-            packed = order.codec.pack(tensor, demand)
-            self._shared[key] = (StorageWeakRef(storage), packed)
+            shared = self._pack_shared(key, storage, tensor, order, demand)
+        packed = shared.packed
         if whole:
-            return Sealed(order, packed, (shape, stride, offset))
+            return Sealed(order, packed, shared, (shape, stride, offset))
         other = dense and (packed.layout.shape != shape or packed.layout.stride != stride)
-        return Sealed(order, packed, (shape, stride, 0) if other else None)
+        return Sealed(order, packed, shared, (shape, stride, 0) if other else None)
 
     def _seal_copy(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
+        if source is None:
+            return Sealed(order, order.codec.pack(tensor, demand))
         key = ("copy of", source, tensor.shape, tensor.stride(), order.family)
-        packed = None if source is None else self._known(key)
-        if packed is None:
-            packed = order.codec.pack(tensor, demand)
-            self._shared[key] = (None, packed)
-        return Sealed(order, packed)
+        shared = self._known(key) or self._pack_shared(key, None, tensor, order, demand)
+        return Sealed(order, shared.packed, shared)
 
 
 class WorkFrame(Frame):

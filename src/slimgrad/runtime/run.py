@@ -76,7 +76,7 @@ def apply(
     `what` is a codec (one rule for every site it can serve) or a list of rules, of which the first match wins. Without
     `batch` the first training forward is watched and packed when it returns; with `batch` the sites are learnt
     beforehand on fake tensors, so that even the first step stays small. Storages smaller than `min_bytes` are left
-    alone: by default 4 KiB on a CPU, and 1 MiB on a GPU, where less is not worth the host's time.
+    alone: by default 4 KiB on a CPU, and 2 MiB on a GPU, where less is not worth the host's time.
 
     Parameters, buffers, `state_dict` and module classes are not touched.
     """

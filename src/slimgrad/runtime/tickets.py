@@ -172,16 +172,74 @@ def is_output(tensor: Tensor) -> bool:
     return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() == sequence_number() - 1
 
 
+class Latest:
+    """What was unpacked last among the shared tensors of one forward; only that is held for readers to come."""
+
+    __slots__ = ("shared",)
+
+    def __init__(self) -> None:
+        self.shared: Shared | None = None
+
+
+class Shared:
+    """A Packed with several readers. Unpacked once for those that read at the same time, such as q, k and v of one
+    attention, and for those that read right after, such as the three products that q, k and v come from.
+
+    It is the memory that is held: autograd makes tensors of its own of what it is handed. Held strongly until all have
+    read it or something else is unpacked, so that a reader who never comes costs no more than one tensor.
+    """
+
+    __slots__ = ("_held", "_latest", "_memory", "packed", "readers")
+
+    def __init__(self, packed: Packed, latest: Latest) -> None:
+        self.packed = packed
+        self.readers = 0
+        """How many are still to come."""
+        self._latest = latest
+        self._memory: StorageWeakRef | None = None
+        self._held: torch.UntypedStorage | None = None
+
+    def open(self, codec: Codec, view: View | None) -> Tensor:
+        self.readers -= 1
+        memory = self._alive()
+        if memory is None:
+            tensor = codec.unpack(self.packed)
+            memory = tensor.untyped_storage()
+            self._memory = StorageWeakRef(memory)
+            opened = tensor if view is None else tensor.as_strided(*view)
+        else:
+            layout = self.packed.layout
+            shape, stride, offset = view or (layout.shape, layout.stride, 0)
+            opened = torch.empty(0, dtype=layout.dtype, device=layout.device).set_(memory, offset, shape, stride)
+        self._hold(memory)
+        return opened
+
+    def _alive(self) -> torch.UntypedStorage | None:
+        if self._held is not None or self._memory is None:
+            return self._held
+        return torch.UntypedStorage._new_with_weak_ptr(self._memory.cdata)
+
+    def _hold(self, memory: torch.UntypedStorage) -> None:
+        latest = self._latest
+        if latest.shared is not None and latest.shared is not self:
+            latest.shared._held = None
+        more = self.readers > 0
+        latest.shared, self._held = (self, memory) if more else (None, None)
+
+
 class Sealed:
     """A tensor of which only what backward needs is kept."""
 
-    __slots__ = ("order", "packed", "view")
+    __slots__ = ("order", "packed", "shared", "view")
 
-    def __init__(self, order: Order, packed: Packed, view: View | None = None) -> None:
+    def __init__(self, order: Order, packed: Packed, shared: Shared | None = None, view: View | None = None) -> None:
         self.order = order
         self.packed = packed
+        self.shared = shared
         self.view = view
-        """Which part of the unpacked memory is asked for, if it is not the tensor that was packed."""
+        """Which part of the shared memory is asked for, if it is not the tensor that was packed."""
+        if shared is not None:
+            shared.readers += 1
 
     def open(self) -> Tensor:
         order, node = self.order, _current_node()
@@ -193,21 +251,9 @@ class Sealed:
                     f"{order.codec!r}, which holds too little for it. Exempt the module with "
                     f"Rule({order.site.path!r}, Keep())."
                 )
-        return order.codec.unpack(self.packed) if order.sharing is Sharing.NONE else self._shared()
-
-    def _shared(self) -> Tensor:
-        """Unpacked once for savers that read at the same time, such as the q, k and v of one attention.
-
-        The memory is what is remembered, weakly: autograd makes tensors of its own of what it is handed.
-        """
-        packed = self.packed
-        shape, stride, offset = self.view or (packed.layout.shape, packed.layout.stride, 0)
-        alive = None if packed.unpacked is None else torch.UntypedStorage._new_with_weak_ptr(packed.unpacked.cdata)
-        if alive is not None:
-            return torch.empty(0, dtype=packed.layout.dtype, device=alive.device).set_(alive, offset, shape, stride)
-        tensor = self.order.codec.unpack(packed)
-        packed.unpacked = StorageWeakRef(tensor.untyped_storage())
-        return tensor if self.view is None else tensor.as_strided(shape, stride, offset)
+        if self.shared is None:
+            return order.codec.unpack(self.packed)
+        return self.shared.open(order.codec, self.view)
 
 
 class Held:
