@@ -165,7 +165,8 @@ def test_what_is_shared_is_held_until_its_last_reader_and_no_longer() -> None:
     del first
     assert not memory.expired()
     assert torch.equal(shared.open(codec, (torch.Size([64, 64]), (1, 64), 0)), values.t())
-    assert torch.equal(shared.open(codec, None), values) and memory.expired()
+    assert torch.equal(shared.open(codec, None), values)
+    assert memory.expired()
     assert torch.equal(shared.open(codec, None), values), "a second backward unpacks anew"
 
 
