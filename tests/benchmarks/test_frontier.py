@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import frontier
 from frontier_plot import plotted
 from frontier_rows import PEERS, Row, by_workload, command, compared, loaded, markdown, merged, missing, saved
 from frontier_systems import NEED_CUDA, TREATMENTS
+from frontier_workers import in_turn
 from workloads import WORKLOADS, MissingLibraryError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,38 +47,73 @@ def test_the_small_mode_measures_prints_and_draws(tmp_path: Path) -> None:
     assert "2/2" in shown.stderr
 
 
+def dying(*words: str) -> list[str]:
+    return [sys.executable, "-c", *words]
+
+
 def test_a_table_goes_on_after_workers_that_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontier, "finished", lambda words, timeout: ("The worker ended with status -9", ["Killed"]))
+    monkeypatch.setattr(frontier, "worker_words", lambda *_: dying("import os; os._exit(9)"))
     words = ["--small", "--workloads", "bert", "gpt2", "--systems", "checkpoint", "--json", str(tmp_path / "rows.json")]
-    args = frontier.arguments(words)
+    args = frontier.arguments([*words, "--jobs", "2"])
     rows = frontier.table(args)
-    assert [(found.status, found.note) for found in rows] == [("failed", "The worker ended with status -9")] * 4
+    assert [(found.status, found.note) for found in rows] == [("failed", "The worker ended with status 9")] * 4
     assert loaded(args.json) == rows
     assert "checkpoint each block: failed | – |" in markdown(rows)
 
 
 def test_how_a_worker_ended_is_said_with_its_last_line() -> None:
-    ending, log = frontier.finished([sys.executable, "-c", "print('one'); raise SystemExit('out of memory')"], 30)
-    assert ending == "The worker ended with status 1: out of memory"
-    assert log[-1] == "out of memory"
+    ((answer, _),) = in_turn([dying("print('one'); raise SystemExit('out of memory')")], 30)
+    assert answer == {"status": "failed", "note": "The worker ended with status 1: out of memory"}
 
 
 def test_a_worker_that_takes_too_long_is_stopped() -> None:
-    ending, _ = frontier.finished([sys.executable, "-c", "import time; time.sleep(600)"], 0.2)
-    assert ending == "No answer within 0.2 s"
+    ((answer, seconds),) = in_turn([dying("import time; time.sleep(600)")], 0.2)
+    assert answer["status"] == "failed" and seconds < 60
 
 
-def test_an_exception_in_a_worker_is_its_answer(tmp_path: Path) -> None:
+WORKER = """
+import sys, time
+from pathlib import Path
+from frontier_workers import serve
+
+folder = Path(sys.argv[-1])
+log = folder.parent / "events"
+
+def measure(ready):
+    with log.open("a") as events:
+        print("prepared", file=events)
+    ready()
+    with log.open("a") as events:
+        print("measures", file=events, flush=True)
+        time.sleep(0.1)
+        print("measured", file=events)
+    return {"events": log.read_text().split()}
+
+serve(folder, measure)
+"""
+
+
+def test_all_prepare_before_one_measures_and_they_measure_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "benchmarks"))
+    answers = [answer for answer, _ in in_turn([dying(WORKER)] * 3, 60)]
+    assert answers[-1]["events"] == ["prepared"] * 3 + ["measures", "measured"] * 3
+
+
+def test_systems_of_one_workload_prepare_together() -> None:
+    todo = [("a", "x"), ("a", "y"), ("a", "z"), ("b", "x")]
+    assert list(frontier.batches(todo, 2)) == [("a", ["x", "y"]), ("a", ["z"]), ("b", ["x"])]
+
+
+def test_an_exception_in_a_worker_is_its_answer() -> None:
     pytest.importorskip("transformers")
     words = ["--small", "--device", "cpu", "--rounds", "2", "--workloads", "bert", "--systems", "nonsense(bits=4)"]
-    frontier.work(frontier.arguments([*words, "--worker", str(tmp_path / "answer")]))
-    answer = json.loads((tmp_path / "answer").read_text())
+    answer = frontier.answered(frontier.arguments(words), lambda: None)
     assert answer["status"] == "failed" and "nonsense" in answer["note"]
 
 
 def test_a_peer_that_needs_a_gpu_is_skipped_with_a_reason() -> None:
     words = ["--small", "--device", "cpu", "--workloads", "bert", "--systems", "save_on_cpu"]
-    answer = frontier.answered(frontier.arguments(words))
+    answer = frontier.answered(frontier.arguments(words), lambda: None)
     assert answer == {"status": "skipped", "note": "Needs CUDA: it moves bytes from a GPU to the host."}
 
 
