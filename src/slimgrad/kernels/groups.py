@@ -27,9 +27,11 @@ code 1 is then NaN; -inf becomes NaN and other negative numbers the least positi
 Stochastic rounding is not without bias here below half a step, for zero cannot stand in.
 
 NOTE [Random numbers without a state]
-Stochastic rounding adds a fraction in [0, 1) that is a hash of the seed, the group's number, the group's own offset and
-step, and the element's place. No generator is advanced, nothing is kept for it, recomputing gives the same bits; and
-because offset and step follow the data, the next step of a training draws anew.
+Stochastic rounding adds a fraction in [0, 1) and rounds down. The fraction is 16 bits of a hash of the seed, the
+group's number, the group's own offset and step, and the element's place. No generator is advanced, nothing is kept for
+it, recomputing gives the same bits; and because offset and step follow the data, the next step of a training draws
+anew. One hash, with one multiplication, serves two elements: arithmetic on integers is what bounds the kernel. Draws of
+one group then correlate by 0.015 at most, and the bias is 2**-17 of a step.
 """
 
 from __future__ import annotations

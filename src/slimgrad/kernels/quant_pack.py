@@ -28,6 +28,8 @@ from slimgrad.kernels.tiles import (
 GOLDEN = tl.constexpr(reference_groups.GOLDEN)
 MIX_1 = tl.constexpr(reference_groups.HASH_MULTIPLIERS[0])
 MIX_2 = tl.constexpr(reference_groups.HASH_MULTIPLIERS[1])
+RAISE = tl.constexpr(reference_groups.RAISE)
+RAISE_BITS = tl.constexpr(0x43000000)
 ROUNDER = tl.constexpr(12582912.0)
 """1.5 * 2**23: adding it to a small float leaves the nearest integer (ties to even) in the low bits of the sum."""
 
@@ -58,19 +60,35 @@ def _high_of(x):
 
 
 @triton.jit
-def _hash(x):
+def _mixed(x):
     x = x ^ (x >> 16)
     x = x * MIX_1
-    x = x ^ (x >> 15)
-    x = x * MIX_2
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _hash(x):
+    x = _mixed(x) * MIX_2
     return x ^ (x >> 16)
 
 
 @triton.jit
-def _fractions(scales, number, seed, place):
-    """A number in [0, 1) per element; see NOTE [Random numbers without a state] in groups.py."""
+def _raised_fractions(scales, number, seed, pair):
+    """RAISE and a fraction in [0, 1) per element; see NOTE [Random numbers without a state] in groups.py."""
     key = _hash(scales.to(tl.uint32, bitcast=True) ^ _hash((number + seed).to(tl.uint32)))
-    return (_hash(key + place.to(tl.uint32) * GOLDEN) >> 8).to(tl.int32).to(tl.float32) * (2.0**-24)
+    drawn = _mixed(key + pair.to(tl.uint32) * GOLDEN)
+    both = tl.join((drawn & 0xFFFF) | RAISE_BITS, (drawn >> 16) | RAISE_BITS)
+    return tl.reshape(both, [both.shape[0], both.shape[1], both.shape[2], LANES]).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _down(raised):
+    """The integer below a number that was raised, less RAISE: by a sum that is rounded down, see ROUNDER."""
+    if INTERPRETED:
+        return (tl.floor(raised) - RAISE).to(tl.int32)
+    # 0x4B3FFF80 is ROUNDER - RAISE
+    bits = tl.inline_asm_elementwise("add.rm.f32 $0, $1, 0f4B3FFF80;", "=r,f", [raised], tl.int32, True, 1)
+    return bits & 0xFF
 
 
 @triton.jit
@@ -110,7 +128,7 @@ def _tame_codes(
     high,
     number,
     seed,
-    place,
+    pair,
     LAST: tl.constexpr,
     FACTOR: tl.constexpr,
     LEAST: tl.constexpr,
@@ -121,11 +139,18 @@ def _tame_codes(
     offset, step = _scale(low, high, FACTOR, ZEROS, LEAST)
     scales = _scales_of(offset, step)
     at = _place_of(x, offset, step)
-    if STOCHASTIC:
-        at = tl.minimum(tl.floor(at + _fractions(scales, number, seed, place)), LAST)
     if ZEROS:
-        return tl.where(x == 0.0, 0, (bits_of(tl.maximum(at, 0.0) + ROUNDER) & 0xFF) + 1), scales
-    return bits_of(at + ROUNDER) & 0xFF, scales
+        at = tl.maximum(at, 0.0)
+    if STOCHASTIC:
+        at += _raised_fractions(scales, number, seed, pair)
+        if ZEROS or LAST > 15:  # otherwise the sum is fine enough to stay under LAST + 1
+            at = tl.minimum(at, LAST + RAISE + 0.5)
+        codes = _down(at)
+    else:
+        codes = bits_of(at + ROUNDER) & 0xFF
+    if ZEROS:
+        codes = tl.where(x == 0.0, 0, codes + 1)
+    return codes, scales
 
 
 @triton.jit
@@ -134,7 +159,7 @@ def _any_codes(
     exists,
     number,
     seed,
-    place,
+    pair,
     LAST: tl.constexpr,
     FACTOR: tl.constexpr,
     WILD_LAST: tl.constexpr,
@@ -155,7 +180,7 @@ def _any_codes(
     scales = _scales_of(offset, step) | tl.where(wild, -0x80000000, 0).to(tl.int32)
     at = _place_of(tl.where(finite, x, 0.0), offset, step)
     if STOCHASTIC:
-        at = tl.floor(at + _fractions(scales, number, seed, place))
+        at = tl.floor(at + _raised_fractions(scales, number, seed, pair)) - RAISE
     at = tl.minimum(tl.maximum(at, 0.0), tl.where(wild, WILD_LAST, LAST).to(tl.float32))
     codes = (bits_of(at + ROUNDER) & 0xFF) + tl.where(wild, SPECIALS, 1 if ZEROS else 0)
     if ZEROS:
@@ -217,10 +242,11 @@ def _tile_of_pairs(words, HALF: tl.constexpr, ZEROS: tl.constexpr):
 
 
 @triton.jit
-def _places(SHARE: tl.constexpr):
-    """The place of each element in its group."""
+def _pairs(SHARE: tl.constexpr):
+    """The place of each pair of elements in its group."""
     turn = tl.arange(0, ROUNDS)[:, None, None, None]
-    return (tl.arange(0, SHARE)[None, None, :, None] * ROUNDS + turn) * LANES + lanes()
+    lane = tl.arange(0, LANES // 2)[None, None, None, :]
+    return (tl.arange(0, SHARE)[None, None, :, None] * ROUNDS + turn) * (LANES // 2) + lane
 
 
 @triton.jit
@@ -276,7 +302,7 @@ def pack_kernel(
     SHARE: tl.constexpr = THREADS // GROUPS
     tile = tl.program_id(0).to(tl.int64)
     cell = tl.arange(0, TILE)
-    place = _places(SHARE)
+    pair = _pairs(SHARE)
     number = tile * GROUPS + tl.arange(0, GROUPS)[None, :, None, None]
     x_ptr += tile * TILE
     left = n - tile * TILE
@@ -292,12 +318,12 @@ def pack_kernel(
             low = high if ZEROS else _low_of(x)
         tame = tl.min(tl.where((low >= -TAME) & (high <= TAME), 1, 0)) == 1
         if tame:
-            codes, scales = _tame_codes(x, low, high, number, seed, place, LAST, FACTOR, LEAST, ZEROS, STOCHASTIC)
+            codes, scales = _tame_codes(x, low, high, number, seed, pair, LAST, FACTOR, LEAST, ZEROS, STOCHASTIC)
             _store(out_ptr, codes, scales, BITS, GROUPS)
     if not tame:  # reads again, so that the short way need not hold its registers for this one
         exists = tl.reshape(cell < left, [ROUNDS, GROUPS, SHARE, LANES])
         x = tl.reshape(float32(tl.load(x_ptr + cell, mask=cell < left, other=0.0)), [ROUNDS, GROUPS, SHARE, LANES])
         codes, scales = _any_codes(
-            x, exists, number, seed, place, LAST, FACTOR, WILD_LAST, WILD_FACTOR, TAME, LEAST, ZEROS, STOCHASTIC
+            x, exists, number, seed, pair, LAST, FACTOR, WILD_LAST, WILD_FACTOR, TAME, LEAST, ZEROS, STOCHASTIC
         )
         _store(out_ptr, codes, scales, BITS, GROUPS)

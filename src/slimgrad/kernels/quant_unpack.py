@@ -11,9 +11,9 @@ from slimgrad.kernels.tiles import INTERPRETED, LANES, ROUNDS, SPECIALS, THREADS
 
 @triton.jit
 def _load_words(packed_ptr, WIDTH: tl.constexpr):
-    """One plane of a tile, flat: the bytes of 8-bit codes, else words of eight codes."""
-    word = tl.arange(0, TILE if WIDTH == 8 else TILE // LANES)
-    if WIDTH == 4:
+    """One plane of a tile, flat: words of four 8-bit codes, else of eight codes."""
+    word = tl.arange(0, TILE // 4 if WIDTH == 8 else TILE // LANES)
+    if WIDTH == 8 or WIDTH == 4:
         words = tl.load(packed_ptr.to(tl.pointer_type(tl.int32)) + word)
     elif WIDTH == 2:
         words = tl.load(packed_ptr.to(tl.pointer_type(tl.int16)) + word)
@@ -27,7 +27,9 @@ def _codes_of(words, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
     """The codes in the words of one plane."""
     SHARE: tl.constexpr = THREADS // GROUPS
     if WIDTH == 8:
-        codes = tl.permute(tl.reshape(words, [GROUPS, SHARE, ROUNDS, LANES]), [2, 0, 1, 3])
+        words = tl.permute(tl.reshape(words, [GROUPS, SHARE, ROUNDS, 2]), [2, 0, 1, 3])
+        codes = (words[:, :, :, :, None] >> (tl.arange(0, 4)[None, None, None, None, :] * 8)) & 0xFF
+        codes = tl.reshape(codes, [ROUNDS, GROUPS, SHARE, LANES])
     else:
         words = tl.permute(tl.reshape(words, [GROUPS, SHARE, ROUNDS]), [2, 0, 1])
         codes = (words[:, :, :, None] >> (lanes() * WIDTH)) & ((1 << WIDTH) - 1)

@@ -27,6 +27,8 @@ from slimgrad.kernels.reference import chunks
 
 GOLDEN = 0x9E3779B9
 """2**32 over the golden ratio: multiples of it are spread evenly."""
+RAISE = 128.0
+"""Added to a fraction, so that its 16 bits are the last ones of a float32."""
 HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 
 
@@ -129,7 +131,7 @@ def _encode(
     scales = _scale_words(offset, step) | wild.int() << 31
     place = (x - offset) * torch.where(step > 0, 1.0 / step, 0.0)
     if how.stochastic:
-        place = (place + _fractions(scales, numbers[:, None], how)).floor()
+        place = _drawn_down(place, scales, numbers[:, None], how)
     last = torch.where(wild, how.last(wild=True), how.last(wild=False))
     codes = place.round().clamp(min=0).minimum(last).nan_to_num(0.0) + torch.where(wild, SPECIALS, how.first)
     for code, kind in _specials(x, how):
@@ -147,7 +149,7 @@ def _encode_tame(
     zero = x == 0 if how.zeros else None
     place = x.sub_(offset).mul_(torch.where(step > 0, 1.0 / step, 0.0))
     if how.stochastic:
-        place.add_(_fractions(scales, numbers[:, None], how)).floor_().clamp_(max=how.last(wild=False))
+        place = _drawn_down(place, scales, numbers[:, None], how).clamp_(max=how.last(wild=False))
     if zero is None:
         return place.round_().to(torch.uint8), scales.squeeze(1)
     return place.clamp_(min=0).round_().to(torch.uint8).add_(1).masked_fill_(zero, 0), scales.squeeze(1)
@@ -185,19 +187,25 @@ def _bf16_bits(x: Tensor) -> Tensor:
     return x.view(torch.int32) >> 16 & 0xFFFF
 
 
-def _fractions(scales: Tensor, numbers: Tensor, how: Groups) -> Tensor:
-    """A number in [0, 1) for each element of the groups; see NOTE [Random numbers without a state]."""
+def _drawn_down(place: Tensor, scales: Tensor, numbers: Tensor, how: Groups) -> Tensor:
+    """`place` plus a fraction, rounded down; see NOTE [Random numbers without a state]."""
     keys = _hash(scales.long() & 0xFFFFFFFF ^ _hash(numbers + how.seed & 0xFFFFFFFF))
-    places = torch.arange(how.group, device=scales.device) * GOLDEN
-    return (_hash(keys + places & 0xFFFFFFFF) >> 8).float() * 2.0**-24
+    pairs = torch.arange(how.group // 2, device=scales.device) * GOLDEN
+    drawn = _mixed(keys + pairs & 0xFFFFFFFF)
+    fractions = torch.stack([drawn & 0xFFFF, drawn >> 16], dim=2).flatten(1).float() * 2.0**-16
+    return (place + (fractions + RAISE)).floor() - RAISE
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Half of `_hash`."""
+    x = x ^ x >> 16
+    x = x * HASH_MULTIPLIERS[0] & 0xFFFFFFFF
+    return x ^ x >> 15
 
 
 def _hash(x: Tensor) -> Tensor:
     """Every bit of a 32-bit number (held in int64) mixed into every other ("lowbias32")."""
-    x = x ^ x >> 16
-    x = x * HASH_MULTIPLIERS[0] & 0xFFFFFFFF
-    x = x ^ x >> 15
-    x = x * HASH_MULTIPLIERS[1] & 0xFFFFFFFF
+    x = _mixed(x) * HASH_MULTIPLIERS[1] & 0xFFFFFFFF
     return x ^ x >> 16
 
 

@@ -173,23 +173,34 @@ def is_output(tensor: Tensor) -> bool:
 
 
 class Latest:
-    """What was unpacked last among the shared tensors of one forward; only that is held for readers to come."""
+    """The memory that shared tensors of one forward were unpacked to last, for readers to come."""
 
-    __slots__ = ("shared",)
+    __slots__ = ("memories",)
+
+    MOST = 2
+    """Attention reads q, k and v before its own output, which the product after it has just read."""
 
     def __init__(self) -> None:
-        self.shared: Shared | None = None
+        self.memories: dict[int, torch.UntypedStorage] = {}
+
+    def keep(self, memory: torch.UntypedStorage) -> None:
+        self.memories[memory._cdata] = memory
+        if len(self.memories) > self.MOST:
+            del self.memories[next(iter(self.memories))]
+
+    def drop(self, memory: torch.UntypedStorage) -> None:
+        self.memories.pop(memory._cdata, None)
 
 
 class Shared:
     """A Packed with several readers. Unpacked once for those that read at the same time, such as q, k and v of one
     attention, and for those that read right after, such as the three products that q, k and v come from.
 
-    It is the memory that is held: autograd makes tensors of its own of what it is handed. Held strongly until all have
-    read it or something else is unpacked, so that a reader who never comes costs no more than one tensor.
+    It is the memory that is remembered, weakly: autograd makes tensors of its own of what it is handed. `latest` holds
+    it until all have read it or two others are unpacked, so that readers who never come cost no more than two tensors.
     """
 
-    __slots__ = ("_held", "_latest", "_memory", "packed", "readers")
+    __slots__ = ("_latest", "_memory", "packed", "readers")
 
     def __init__(self, packed: Packed, latest: Latest) -> None:
         self.packed = packed
@@ -197,11 +208,9 @@ class Shared:
         """How many are still to come."""
         self._latest = latest
         self._memory: StorageWeakRef | None = None
-        self._held: torch.UntypedStorage | None = None
 
     def open(self, codec: Codec, view: View | None) -> Tensor:
-        self.readers -= 1
-        memory = self._alive()
+        memory = None if self._memory is None else torch.UntypedStorage._new_with_weak_ptr(self._memory.cdata)
         if memory is None:
             tensor = codec.unpack(self.packed)
             memory = tensor.untyped_storage()
@@ -211,20 +220,9 @@ class Shared:
             layout = self.packed.layout
             shape, stride, offset = view or (layout.shape, layout.stride, 0)
             opened = torch.empty(0, dtype=layout.dtype, device=layout.device).set_(memory, offset, shape, stride)
-        self._hold(memory)
+        self.readers -= 1
+        (self._latest.keep if self.readers > 0 else self._latest.drop)(memory)
         return opened
-
-    def _alive(self) -> torch.UntypedStorage | None:
-        if self._held is not None or self._memory is None:
-            return self._held
-        return torch.UntypedStorage._new_with_weak_ptr(self._memory.cdata)
-
-    def _hold(self, memory: torch.UntypedStorage) -> None:
-        latest = self._latest
-        if latest.shared is not None and latest.shared is not self:
-            latest.shared._held = None
-        more = self.readers > 0
-        latest.shared, self._held = (self, memory) if more else (None, None)
 
 
 class Sealed:
