@@ -159,6 +159,9 @@ TREATMENTS: dict[str, Treatment] = {
     "compile(budget=0.5)": partial(compiled, budget=0.5),
 }
 
+COMPILED = ("compile", "compile(budget=0.5)")
+"""They take a step beside each other, in which they compile; steps of all systems would not fit on the device."""
+
 NEED_CUDA = {
     "save_on_cpu": "it moves bytes from a GPU to the host",
     "compile": "what compiled code keeps only the CUDA allocator knows",
@@ -169,15 +172,16 @@ NEED_CUDA = {
 def measured(
     workload: Workload, system: str, ready: Callable[[], None], *, small: bool, device: str, rounds: int
 ) -> dict[str, Any]:
-    """The figures of a row. Everything is built, and a step of the system taken, before `ready` is called."""
+    """The figures of a row. Models are built and compiled before `ready` is called."""
     if device != "cuda" and system in NEED_CUDA:
         raise SkippedError(f"Needs CUDA: {NEED_CUDA[system]}.")
     bench = prepared(workload, small, device)
     treat = TREATMENTS.get(system) or partial(slimmed, text=system)
     model, half = bench.built.model, (rounds + 1) // 2
-    with treat(bench) as treated:
-        bench.step(treated.call)
-    bench.rest()
+    if system in COMPILED:
+        with treat(bench) as treated:
+            bench.step(treated.call)
+        bench.rest()
     ready()
     beside = [] if system == UNTOUCHED else [bench.timed(model, half)]
     with treat(bench) as treated:
