@@ -161,14 +161,23 @@ def markdown(rows: Sequence[Row], picture: str | None = None) -> str:
     return "\n".join([*lines, ""])
 
 
-def notes(rows: Iterable[Row]) -> list[str]:
+def notes(rows: Sequence[Row]) -> list[str]:
     """Why rows have no figures, each reason once."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.status != "measured":
             reasons.setdefault(row.note, []).append(f"{row.system} on {row.workload}")
     listed = [f"- {'; '.join(names)}: {note}" for note, names in reasons.items()]
+    listed += [f"- Not measured: {system} on {', '.join(names)}." for system, names in unmeasured(rows).items()]
     return ["", "Without figures:", "", *listed] if listed else []
+
+
+def unmeasured(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Systems that some workloads have rows of, and the workloads that have none."""
+    groups = by_workload(rows)
+    systems = dict.fromkeys(row.system for row in rows)
+    found = {s: [name for name, group in groups.items() if all(row.system != s for row in group)] for s in systems}
+    return {system: names for system, names in found.items() if names}
 
 
 def table_lines(name: str, group: Sequence[Row]) -> list[str]:

@@ -152,6 +152,12 @@ def test_the_page_lists_peers_before_slimgrad_and_names_its_command() -> None:
     assert command(rows) == f"python benchmarks/frontier.py {words}"
 
 
+def test_the_page_says_what_is_not_measured() -> None:
+    rows = [row(), row("compile"), row(workload="GPT-2 medium, small")]
+    assert "- Not measured: compile on GPT-2 medium, small." in markdown(rows)
+    assert "Without figures" not in markdown(rows[:2])
+
+
 def test_rows_far_off_and_without_figures_are_drawn_too(tmp_path: Path) -> None:
     far = row("save_on_cpu", kept=0, time_ratio=7.1)
     path = plotted([row(), far, row("quant(bits=4)", status="failed", kept=None, time_ratio=None)], tmp_path / "p.png")
