@@ -16,6 +16,7 @@ from slimgrad.profiler import profile
 from slimgrad.runtime.rules import Rule
 from slimgrad.runtime.run import Run, apply
 from slimgrad.spec import Need, Profile, Report, Site, Storage
+from slimgrad.tables import Table, fewbit_table
 
 __version__ = "0.1.0"
 
@@ -40,7 +41,9 @@ __all__ = [
     "SlimgradWarning",
     "SpecError",
     "Storage",
+    "Table",
     "UnsupportedModelError",
     "apply",
+    "fewbit_table",
     "profile",
 ]
