@@ -46,7 +46,8 @@ class Problem:
 
     def grid(self) -> Tensor:
         even = torch.linspace(self.low, self.high, CELLS + 1, dtype=torch.float64)
-        return torch.cat([even, torch.tensor(self.breaks, dtype=torch.float64)]).unique()
+        nodes: Tensor = torch.cat([even, torch.tensor(self.breaks, dtype=torch.float64)]).unique()
+        return nodes
 
     def integrals(self, nodes: Tensor) -> Tensor:
         """[3, len(nodes)]: the integrals of w, w f' and w f'^2 from `low` up to each node; nodes include all breaks."""
