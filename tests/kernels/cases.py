@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimgrad.kernels import Groups, Interval, Windows
+from slimgrad.kernels import Buckets, Groups, Interval, Windows
 
 INF = float("inf")
 
@@ -56,6 +56,13 @@ def sample(n: int, dtype: torch.dtype) -> Tensor:
     places = torch.arange(0, n, 3)
     x[places] = special[(places // 3) % len(special)]
     return x
+
+
+def buckets(bits: int, *, absolute: bool = False) -> Buckets:
+    """Evenly spaced borders; the values are the codes themselves."""
+    count = 2**bits
+    borders = torch.linspace(0.1 if absolute else -2.0, 2.0, count - 1) if count > 2 else torch.tensor([0.25])
+    return Buckets(tuple(borders.tolist()), tuple(float(v) for v in range(count)), 0.5 if absolute else 0.0, absolute)
 
 
 def quantizable(n: int, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import slimgrad as sg
 from slimgrad.codecs import Codec, Demand
 from slimgrad.kernels import Groups, Windows, library
 from slimgrad.spec import Need
-from tests.kernels.cases import same_bits, sample
+from tests.kernels.cases import buckets, same_bits, sample
 
 RULE = (0.0, 1.0, True, False, False)
 POOL = Windows((8, 8), (2, 2), (2, 2), (0, 0), (1, 1))
@@ -25,6 +25,7 @@ def packed_groups(how: Groups) -> Tensor:
     return library.pack_groups(torch.randn(5, 300), *how)
 
 
+TABLE = library.flat_buckets(buckets(3))
 FORMATS = [Groups(4, 128), Groups(3, 64, zeros=True), Groups(8, 1024, stochastic=True, seed=3)]
 
 CALLS = {
@@ -41,6 +42,11 @@ CALLS = {
         )
         for how in FORMATS
     },
+    "pack_codes": lambda: (library.pack_codes, (torch.randn(7, 200).t(), *library.flat_buckets(buckets(3)))),
+    "unpack_codes": lambda: (
+        library.unpack_codes,
+        (library.pack_codes(torch.randn(999), *TABLE), (27, 37), (1, 27), *TABLE, torch.float16),
+    ),
     "pack_window": lambda: (library.pack_window, (indices(), *POOL)),
     "unpack_window": lambda: (library.unpack_window, (library.pack_window(indices(), *POOL), *POOL)),
 }

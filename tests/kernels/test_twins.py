@@ -24,6 +24,7 @@ from tests.kernels.cases import (
     RULES,
     SIZES,
     Pool,
+    buckets,
     quantizable,
     same_bits,
     sample,
@@ -114,6 +115,20 @@ def test_groups_of_views_that_start_in_the_middle_of_a_storage_are_the_same(
     x, how = sample(4000, dtype), Groups(4, 128)
     packed = kernels.pack_groups(x.to(place)[offset:], how, force="triton")
     assert torch.equal(packed.cpu(), kernels.pack_groups(x[offset:], how))
+
+
+@pytest.mark.parametrize("n", [129, 3100])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_codes_are_packed_and_unpacked_the_same(
+    place: torch.device, bits: int, absolute: bool, dtype: torch.dtype, n: int
+) -> None:
+    x, table = sample(n, dtype), buckets(bits, absolute=absolute)
+    packed = kernels.pack_codes(x, table)
+    assert torch.equal(kernels.pack_codes(x.to(place), table, force="triton").cpu(), packed)
+    values = kernels.unpack_codes(packed.to(place), (n,), (1,), table, dtype, force="triton")
+    assert torch.equal(values.cpu(), kernels.unpack_codes(packed, (n,), (1,), table, dtype))
 
 
 def test_a_tensor_that_needs_a_gradient_is_packed_like_any_other(place: torch.device) -> None:

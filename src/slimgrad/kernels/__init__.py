@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from slimgrad.kernels import library
+from slimgrad.kernels.codes import Buckets
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
 from slimgrad.kernels.predicate import Interval
@@ -25,6 +26,7 @@ from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
     "Backend",
+    "Buckets",
     "Groups",
     "Interval",
     "Layout",
@@ -32,15 +34,18 @@ __all__ = [
     "Windows",
     "backend",
     "bit_packer",
+    "code_packer",
     "group_packer",
     "is_dense",
     "is_dense_layout",
     "narrow_dtype",
     "narrow_int",
     "pack_bits",
+    "pack_codes",
     "pack_groups",
     "pack_window",
     "unpack_bits",
+    "unpack_codes",
     "unpack_groups",
     "unpack_window",
     "widen_int",
@@ -93,6 +98,28 @@ def unpack_groups(
     return twin("quant", packed.device, force).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
 
 
+def pack_codes(x: Tensor, buckets: Buckets, *, force: Backend | None = None) -> Tensor:
+    """Which interval each element of a dense tensor lies in, in few bits: see codes.py."""
+    if is_compiling():
+        return library.pack_codes(x, *library.flat_buckets(buckets))  # type: ignore[no-any-return]
+    return twin("buckets", x.device, force).pack_codes(x, buckets)  # type: ignore[no-any-return]
+
+
+def unpack_codes(
+    packed: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    buckets: Buckets,
+    dtype: torch.dtype,
+    *,
+    force: Backend | None = None,
+) -> Tensor:
+    """The value that stands for each code, as a tensor of that dense layout."""
+    if is_compiling():
+        return library.unpack_codes(packed, shape, stride, *library.flat_buckets(buckets), dtype)  # type: ignore[no-any-return]
+    return twin("buckets", packed.device, force).unpack_codes(packed, shape, stride, buckets, dtype)  # type: ignore[no-any-return]
+
+
 def group_packer(layout: Layout, how: Groups) -> Packer:
     """`pack_groups` and `unpack_groups` for one layout, looked up and checked once."""
     if is_compiling():
@@ -105,6 +132,13 @@ def bit_packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:
     if is_compiling():
         return library.BitPacker(layout, rule, on, off)
     return twin("bits", layout.device, None).packer(layout, rule, on, off)  # type: ignore[no-any-return]
+
+
+def code_packer(layout: Layout, buckets: Buckets) -> Packer:
+    """The same for `pack_codes` and `unpack_codes`."""
+    if is_compiling():
+        return library.CodePacker(layout, buckets)
+    return twin("buckets", layout.device, None).packer(layout, buckets)  # type: ignore[no-any-return]
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:

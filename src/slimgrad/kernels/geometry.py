@@ -158,3 +158,11 @@ class Layout(NamedTuple):
     def empty(self) -> Tensor:
         """A tensor of this layout with no defined values; no kernel runs."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+def check_dense(function: str, x: Tensor) -> None:
+    if not is_dense(x):
+        raise SpecError(
+            f"{function}: expected a dense tensor, found shape {tuple(x.shape)} with strides {x.stride()}, "
+            "which leave gaps or overlap; copy it first"
+        )

@@ -42,9 +42,9 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels.geometry import is_dense
+from slimgrad.kernels import codes
 
-PLANES: dict[int, tuple[int, ...]] = {8: (8,), 4: (4,), 3: (2, 1), 2: (2,)}
+PLANES = {bits: codes.PLANES[bits] for bits in (8, 4, 3, 2)}
 """Bits per code -> widths of the planes that hold them, the low bits first."""
 
 ROUNDS, THREADS, LANES = 4, 32, 8
@@ -119,14 +119,6 @@ def check_groups(how: Groups, dtype: torch.dtype) -> None:
         raise SpecError(
             f"group quantization: expected bits from {sorted(PLANES)}, a group from {GROUP_SIZES}, and float32, "
             f"bfloat16 or float16; found bits={how.bits}, group={how.group} and {dtype}"
-        )
-
-
-def check_dense(x: Tensor) -> None:
-    if not is_dense(x):
-        raise SpecError(
-            f"pack_groups: expected a dense tensor, found shape {tuple(x.shape)} with strides {x.stride()}, "
-            "which leave gaps or overlap; copy it first"
         )
 
 

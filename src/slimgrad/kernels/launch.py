@@ -29,10 +29,11 @@ class Launch:
     `kernel[grid](...)` looks at every argument to find the compiled variant again, which takes most of its 20 us of
     host time. Here a variant is found by what may differ from call to call: the device, and whether the first tensor
     is aligned to 16 bytes. The dtypes of both must always be the same ones, and the second must be aligned. `reads` and
-    `writes` are the dtypes that the kernel takes them for, where those are others.
+    `writes` are the dtypes that the kernel takes them for, where those are others; `constants` are tensors that follow
+    the two and stay what they are.
     """
 
-    __slots__ = ("args", "kernel", "options", "programs", "reads", "variants", "writes")
+    __slots__ = ("args", "constants", "kernel", "options", "programs", "reads", "rest", "variants", "writes")
 
     def __init__(
         self,
@@ -41,11 +42,14 @@ class Launch:
         *args: Any,
         reads: torch.dtype | None = None,
         writes: torch.dtype | None = None,
+        constants: tuple[Tensor, ...] = (),
         **options: Any,
     ) -> None:
         self.kernel = kernel
         self.programs = programs
         self.args = args
+        self.constants = constants
+        self.rest = (*(tensor.data_ptr() for tensor in constants), *args)
         self.reads = reads
         self.writes = writes
         self.options = options
@@ -60,14 +64,14 @@ class Launch:
         run, function, metadata = variant
         run(
             self.programs, 1, 1, _stream(device), function, metadata, None, None, None,
-            start, out.data_ptr(), *self.args,
+            start, out.data_ptr(), *self.rest,
         )  # fmt: skip
 
     def _first(self, source: Tensor, out: Tensor) -> None:
         source = source if self.reads is None else source.view(self.reads)
         out = out if self.writes is None else out.view(self.writes)
         with device_of(source):
-            compiled = self.kernel[(self.programs,)](source, out, *self.args, **self.options)
+            compiled = self.kernel[(self.programs,)](source, out, *self.constants, *self.args, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
             variant = (compiled.run, compiled.function, compiled.packed_metadata)
             self.variants[source.get_device(), source.data_ptr() % 16 == 0] = variant

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from slimgrad.kernels.codes import Buckets, code_bytes
 from slimgrad.kernels.geometry import Layout, Windows
 from slimgrad.kernels.groups import Groups
 from slimgrad.kernels.predicate import Interval, byte_count
@@ -72,6 +74,44 @@ def unpack_groups(
 @unpack_groups.register_fake
 def _(packed: Tensor, shape: Sequence[int], stride: Sequence[int], *how_and_dtype: Any) -> Tensor:
     return packed.new_empty_strided(shape, stride, dtype=how_and_dtype[-1])
+
+
+def flat_buckets(buckets: Buckets) -> tuple[Sequence[float], Sequence[float], float, bool]:
+    return buckets.borders, buckets.values, buckets.centre, buckets.absolute
+
+
+_buckets = lru_cache(maxsize=1024)(Buckets)  # the twins know them by identity
+
+
+@custom_op("slimgrad::pack_codes", mutates_args=())
+def pack_codes(x: Tensor, borders: Sequence[float], values: Sequence[float], centre: float, absolute: bool) -> Tensor:
+    buckets = _buckets(tuple(borders), tuple(values), centre, absolute)
+    return twin("buckets", x.device, None).pack_codes(x, buckets)  # type: ignore[no-any-return]
+
+
+@pack_codes.register_fake
+def _(x: Tensor, borders: Sequence[float], *rest: Any) -> Tensor:
+    return x.new_empty(code_bytes(x.numel(), (len(borders) + 1).bit_length() - 1), dtype=torch.uint8)
+
+
+@custom_op("slimgrad::unpack_codes", mutates_args=())
+def unpack_codes(
+    packed: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    borders: Sequence[float],
+    values: Sequence[float],
+    centre: float,
+    absolute: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    buckets = _buckets(tuple(borders), tuple(values), centre, absolute)
+    return twin("buckets", packed.device, None).unpack_codes(packed, shape, stride, buckets, dtype)  # type: ignore[no-any-return]
+
+
+@unpack_codes.register_fake
+def _(packed: Tensor, shape: Sequence[int], stride: Sequence[int], *rest: Any) -> Tensor:
+    return packed.new_empty_strided(shape, stride, dtype=rest[-1])
 
 
 @custom_op("slimgrad::pack_window", mutates_args=())
@@ -143,3 +183,17 @@ class BitPacker(NamedTuple):
         layout = self.layout
         values = unpack_bits(bits, math.prod(layout.shape), self.on, self.off, layout.dtype)
         return layout.restore(values)
+
+
+class CodePacker(NamedTuple):
+    """`kernels.code_packer` in these ops."""
+
+    layout: Layout
+    buckets: Buckets
+
+    def pack(self, x: Tensor) -> Tensor:
+        return pack_codes(x, *flat_buckets(self.buckets))  # type: ignore[no-any-return]
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        layout = self.layout
+        return unpack_codes(packed, layout.shape, layout.stride, *flat_buckets(self.buckets), layout.dtype)  # type: ignore[no-any-return]

@@ -11,8 +11,8 @@ import triton
 from torch import Tensor
 
 from slimgrad.kernels import groups as fmt
-from slimgrad.kernels.geometry import Layout
-from slimgrad.kernels.groups import Groups, check_dense, check_groups, check_packed
+from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.groups import Groups, check_groups, check_packed
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.quant_pack import pack_kernel
 from slimgrad.kernels.quant_unpack import unpack_kernel
@@ -63,7 +63,7 @@ packer = lru_cache(maxsize=4096)(Packer)
 
 
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
-    check_dense(x)
+    check_dense("pack_groups", x)
     return packer(Layout(x.shape, x.stride(), x.dtype, x.device), how).pack(x)
 
 

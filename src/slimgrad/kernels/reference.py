@@ -250,3 +250,21 @@ def _flat_offsets(pool: Windows, device: torch.device) -> Tensor:
     steps = zip(pool.kernel, _strides(pool.kernel), pool.dilation, _strides(pool.input_size), strict=True)
     offsets = torch.stack([code // weight % k * (d * stride) for k, weight, d, stride in steps]).sum(0)
     return offsets.masked_fill_(code >= math.prod(pool.kernel), 0)
+
+
+def woven(codes: Tensor, shift: int, width: int) -> Tensor:
+    """`width` bits from bit `shift` on of each code in rows, as rows of bytes, the first code in the low bits."""
+    per_byte, mask = 8 // width, (1 << width) - 1
+    out = codes[:, ::per_byte] >> shift & mask
+    for lane in range(1, per_byte):
+        out |= (codes[:, lane::per_byte] >> shift & mask) << lane * width
+    return out
+
+
+def unwoven(rows: Tensor, width: int) -> Tensor:
+    """The inverse of `woven` with shift 0."""
+    per_byte, mask = 8 // width, (1 << width) - 1
+    codes = rows.new_empty(*rows.shape, per_byte)
+    for lane in range(per_byte):
+        torch.bitwise_and(rows >> lane * width, mask, out=codes[:, :, lane])
+    return codes.flatten(1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slimgrad.kernels.geometry import Layout
+from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.groups import (
     LANES,
     PLANES,
@@ -19,11 +19,10 @@ from slimgrad.kernels.groups import (
     THREADS,
     TILE,
     Groups,
-    check_dense,
     check_groups,
     check_packed,
 )
-from slimgrad.kernels.reference import chunks
+from slimgrad.kernels.reference import chunks, unwoven, woven
 
 GOLDEN = 0x9E3779B9
 """2**32 over the golden ratio: multiples of it are spread evenly."""
@@ -52,7 +51,7 @@ packer = GroupPacker
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
     """The dense tensor `x`, in the order of its memory, as few-bit codes with an offset and a step per group."""
     check_groups(how, x.dtype)
-    check_dense(x)
+    check_dense("pack_groups", x)
     n = x.numel()
     x = x.detach().as_strided((n,), (1,))
     out = torch.empty(how.nbytes(n), dtype=torch.uint8, device=x.device)
@@ -64,7 +63,7 @@ def pack_groups(x: Tensor, how: Groups) -> Tensor:
         codes, scales[span] = _encode(values.float(), exists, numbers, how, x.dtype)  # `values` are a copy
         shift = 0
         for width, plane in zip(PLANES[how.bits], planes, strict=True):
-            plane[span] = _woven(codes, shift, width)
+            plane[span] = woven(codes, shift, width)
             shift += width
     return out
 
@@ -80,9 +79,9 @@ def unpack_groups(
     planes, scales = _group_views(packed, n, how)
     for first, last in chunks(n):
         span = slice(how.count(first), how.count(last))
-        codes = _unwoven(planes[0][span], PLANES[how.bits][0])
+        codes = unwoven(planes[0][span], PLANES[how.bits][0])
         for width, plane in zip(PLANES[how.bits][1:], planes[1:], strict=True):
-            codes |= _unwoven(plane[span], width) << how.bits - width
+            codes |= unwoven(plane[span], width) << how.bits - width
         values = _decode(codes, scales[span, None], how, dtype).view(-1, THREADS, ROUNDS, LANES).transpose(1, 2)
         if last - first == values.numel():
             out[first:last].view(values.shape).copy_(values)
@@ -207,24 +206,6 @@ def _hash(x: Tensor) -> Tensor:
     """Every bit of a 32-bit number (held in int64) mixed into every other ("lowbias32")."""
     x = _mixed(x) * HASH_MULTIPLIERS[1] & 0xFFFFFFFF
     return x ^ x >> 16
-
-
-def _woven(codes: Tensor, shift: int, width: int) -> Tensor:
-    """`width` bits from bit `shift` on of each code in rows, as rows of bytes, the first code in the low bits."""
-    per_byte, mask = 8 // width, (1 << width) - 1
-    out = codes[:, ::per_byte] >> shift & mask
-    for lane in range(1, per_byte):
-        out |= (codes[:, lane::per_byte] >> shift & mask) << lane * width
-    return out
-
-
-def _unwoven(rows: Tensor, width: int) -> Tensor:
-    """The inverse of `_woven` with shift 0."""
-    per_byte, mask = 8 // width, (1 << width) - 1
-    codes = rows.new_empty(*rows.shape, per_byte)
-    for lane in range(per_byte):
-        torch.bitwise_and(rows >> lane * width, mask, out=codes[:, :, lane])
-    return codes.flatten(1)
 
 
 def _decode(codes: Tensor, scales: Tensor, how: Groups, dtype: torch.dtype) -> Tensor:

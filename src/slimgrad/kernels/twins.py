@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels import reference, reference_groups
+from slimgrad.kernels import reference, reference_codes, reference_groups
 
 Backend = Literal["triton", "torch"]
 
@@ -32,7 +32,7 @@ def backend(device: torch.device | str, force: Backend | None = None) -> Backend
     return "triton" if on_gpu and HAS_TRITON else "torch"
 
 
-REFERENCES = {"bits": reference, "pooling": reference, "quant": reference_groups}
+REFERENCES = {"bits": reference, "pooling": reference, "quant": reference_groups, "buckets": reference_codes}
 """By the name of the Triton module, the reference beside it."""
 
 

@@ -1,0 +1,79 @@
+"""Few-bit codes in plain torch: what the Triton twin must equal bit for bit. See codes.py for the format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slimgrad.kernels.codes import ROW, Buckets, check_codes, check_floating, code_bytes, rows_of
+from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.reference import chunks, unwoven, woven
+
+
+class CodePacker(NamedTuple):
+    """Packs and unpacks dense tensors of one layout."""
+
+    layout: Layout
+    buckets: Buckets
+
+    def pack(self, x: Tensor) -> Tensor:
+        return pack_codes(x, self.buckets)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        layout = self.layout
+        return unpack_codes(packed, layout.shape, layout.stride, self.buckets, layout.dtype)
+
+
+packer = CodePacker
+
+
+def pack_codes(x: Tensor, buckets: Buckets) -> Tensor:
+    """The codes of a dense tensor, in the order of its memory."""
+    check_floating(x)
+    check_dense("pack_codes", x)
+    n = x.numel()
+    x = x.detach().as_strided((n,), (1,))
+    out = torch.empty(code_bytes(n, buckets.bits), dtype=torch.uint8, device=x.device)
+    planes = _planes(out, n, buckets)
+    precision = torch.promote_types(x.dtype, torch.float32)
+    borders = torch.tensor(buckets.borders, dtype=precision, device=x.device)
+    for first, last in chunks(n):
+        at = x[first:last].to(precision)
+        at = (at - buckets.centre).abs_() if buckets.absolute else at
+        codes = torch.bucketize(at, borders, out_int32=True).to(torch.uint8)
+        codes = torch.nn.functional.pad(codes, (0, -codes.numel() % ROW)).view(-1, ROW)
+        shift = 0
+        for width, plane in zip(buckets.planes, planes, strict=True):
+            plane[first // ROW : rows_of(last)] = woven(codes, shift, width)
+            shift += width
+    return out
+
+
+def unpack_codes(
+    packed: Tensor, shape: Sequence[int], stride: Sequence[int], buckets: Buckets, dtype: torch.dtype
+) -> Tensor:
+    """The value of each code, as a tensor of that dense layout."""
+    n = math.prod(shape)
+    check_codes(packed, n, buckets.bits)
+    out = torch.empty(n, dtype=dtype, device=packed.device)
+    planes = _planes(packed, n, buckets)
+    values = torch.tensor(buckets.values, dtype=torch.float64, device=packed.device).to(dtype)
+    for first, last in chunks(n):
+        span, shift = slice(first // ROW, rows_of(last)), 0
+        codes = torch.zeros(span.stop - span.start, ROW, dtype=torch.uint8, device=packed.device)
+        for width, plane in zip(buckets.planes, planes, strict=True):
+            codes |= unwoven(plane[span], width) << shift
+            shift += width
+        out[first:last] = values.index_select(0, codes.view(-1)[: last - first].int())
+    return out.as_strided(shape, stride)
+
+
+def _planes(packed: Tensor, n: int, buckets: Buckets) -> list[Tensor]:
+    """Each plane as a row of bytes per row of elements."""
+    sizes = [width * rows_of(n) for width in buckets.planes]
+    parts = packed.split(sizes)
+    return [part.view(rows_of(n), width) for part, width in zip(parts, buckets.planes, strict=True)]
