@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import ITSELF, Codec, Demand, Keep, Lossless, Quant
+from slimgrad.codecs import ITSELF, Codec, Demand, FewBit, Keep, Lossless, Quant
 from slimgrad.spec import Need
+from slimgrad.tables.functions import named
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -79,6 +80,21 @@ QUANTS = tuple(
 )
 
 
+def same_level(codec: FewBit, fn: str) -> Callable[[Tensor, Tensor], bool]:
+    """What comes back has the level of its interval as slope, as far as rounding x to its dtype allows."""
+
+    def delivers(before: Tensor, after: Tensor) -> bool:
+        numbers = ~before.isnan()
+        levels = codec.table(fn).slope(before[numbers].double())
+        slopes = named(fn, {}).slope(after[numbers].double())
+        on_border = torch.isin(before[numbers].float(), torch.tensor(codec.table(fn).borders).float())
+        return bool(((slopes - levels).abs() <= 2.0**-6)[~on_border].all())
+
+    return delivers
+
+
+FEWBITS = tuple(FewBit(bits=bits) for bits in (1, 2, 3, 4, 7))
+
 CASES: tuple[Case, ...] = (
     Case("keep", Keep(), dtypes=(*FLOATS, torch.int64, torch.bool)),
     Case("lossless itself", Lossless(), dtypes=(*FLOATS, torch.int64, torch.bool)),
@@ -94,6 +110,14 @@ CASES: tuple[Case, ...] = (
         Case(repr(codec), codec, demand, dtypes=FLOATS[:3], delivers=within_steps(codec))
         for codec in QUANTS
         for demand in (ITSELF, Demand(need=Need.OPERAND))
+    ),
+    *(
+        Case(f"{codec!r} {fn}", codec, Demand(need=Need.DERIVATIVE, fn=fn), delivers=same_level(codec, fn))
+        for codec, fn in (
+            *((codec, "gelu") for codec in FEWBITS),
+            (FewBit(bits=3), "hardswish"),
+            (FewBit(bits=2), "silu"),
+        )
     ),
     Case("lossless bool", Lossless(), Demand(need=Need.MASK, fn="bool"), dtypes=(torch.bool,)),
 )

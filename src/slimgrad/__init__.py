@@ -1,6 +1,6 @@
 """slimgrad: train bigger models on the memory you have, by keeping less between forward and backward."""
 
-from slimgrad.codecs import Codec, Keep, Lossless, Packed, Quant
+from slimgrad.codecs import Codec, FewBit, Keep, Lossless, Packed, Quant
 from slimgrad.errors import (
     BatchError,
     DoubleBackwardError,
@@ -24,6 +24,7 @@ __all__ = [
     "BatchError",
     "Codec",
     "DoubleBackwardError",
+    "FewBit",
     "Keep",
     "Lossless",
     "Need",

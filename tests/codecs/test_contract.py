@@ -108,7 +108,7 @@ def test_every_codec_in_the_table_has_a_case() -> None:
 
 
 def test_an_unknown_codec_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(sg.SpecError, match="unknown codec 'Magic'; known are Keep, Lossless, Quant"):
+    with pytest.raises(sg.SpecError, match="unknown codec 'Magic'; known are Keep, Lossless, Quant, FewBit"):
         codec_from_dict({"type": "Magic", "version": 1})
 
 

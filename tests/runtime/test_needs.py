@@ -429,7 +429,7 @@ DETAILS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "clamp_max nasty": ("clamp", {"max": 0.5}),
     "gelu tanh": ("gelu", {"approximate": "tanh"}),
     "softplus": ("softplus", {"beta": 2.0, "threshold": 5.0}),
-    "elu in place": ("elu", {"alpha": 0.5, "scale": 1.0, "input_scale": 1.0}),
+    "elu in place": ("elu", {"alpha": 0.5, "scale": 1.0, "input_scale": 1.0, "saved": "result"}),
     "celu": ("celu", {"alpha": 2.0}),
     "max pool2d": (
         "window",

@@ -31,7 +31,7 @@ def test_a_text_says_the_same_as_the_rules_it_spells(text: str, rules: tuple[sg.
     [
         ("", "expected a codec such as 'quant"),
         (" ; ", "expected a codec such as 'quant"),
-        ("magic()", r"unknown codec 'magic'; known are keep, lossless, quant"),
+        ("magic()", r"unknown codec 'magic'; known are keep, lossless, quant, fewbit"),
         ("quant(4)", "a name and keyword arguments"),
         ("quant(bits=4", r"cannot read 'quant\(bits=4' as a codec"),
         ("quant(bits=open('x'))", "as a codec such as"),

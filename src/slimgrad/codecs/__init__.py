@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed
+from slimgrad.codecs.fewbit import FewBit
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
 from slimgrad.codecs.quant import Quant
@@ -16,6 +17,7 @@ CODECS: dict[str, type[Codec]] = {
     "Keep": Keep,
     "Lossless": Lossless,
     "Quant": Quant,
+    "FewBit": FewBit,
 }
 
 
@@ -27,4 +29,16 @@ def codec_from_dict(data: Mapping[str, Any]) -> Codec:
     return CODECS[name].from_dict(data)
 
 
-__all__ = ["CODECS", "ITSELF", "Codec", "Demand", "Keep", "Layout", "Lossless", "Packed", "Quant", "codec_from_dict"]
+__all__ = [
+    "CODECS",
+    "ITSELF",
+    "Codec",
+    "Demand",
+    "FewBit",
+    "Keep",
+    "Layout",
+    "Lossless",
+    "Packed",
+    "Quant",
+    "codec_from_dict",
+]

@@ -71,6 +71,8 @@ class Codec(Value, ABC):
 
     lossy: ClassVar[bool] = True
     """Whether unpack may give backward other values than stock autograd would."""
+    holds_values: ClassVar[bool] = False
+    """Whether what it unpacks stands for the values themselves, whoever reads them."""
     elementwise: ClassVar[bool] = False
     """Whether shape and strides are nothing to it, so that one Packed serves every view of the same memory."""
 

@@ -30,6 +30,7 @@ class Quant(Codec):
     Stochastic rounding has no bias; it depends on `seed` and the data alone and takes nothing from torch's generators.
     """
 
+    holds_values: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
 
     bits: int = 4

@@ -134,8 +134,8 @@ def code_of(x, t_ptr, BITS: tl.constexpr):
     else:  # by halves, each time a look at a border that lies in the nearest cache
         code = tl.zeros_like(x).to(tl.int32)
         for level in tl.static_range(BITS):
-            half: tl.constexpr = 1 << (BITS - 1 - level)
-            code += tl.where(x <= tl.load(t_ptr + code + (half - 1)), 0, half)
+            middle = code + ((1 << (BITS - 1 - level)) - 1)
+            code = tl.where(x <= tl.load(t_ptr + middle), code, middle + 1)
     return code
 
 

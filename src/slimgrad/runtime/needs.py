@@ -93,6 +93,11 @@ def derivative(fn: str, *names: str) -> Callable[[Node], Answer]:
     return lambda node: Answer(Need.DERIVATIVE, fn, constants(node, *names))
 
 
+def derivative_by_result(fn: str, *names: str) -> Callable[[Node], Answer]:
+    """The node keeps f(x) and finds f' from it."""
+    return lambda node: Answer(Need.DERIVATIVE, fn, {**constants(node, *names), "saved": "result"})
+
+
 def batch_norm_input(node: Node) -> Answer:
     """In eval mode dX = dY * weight / std: the input is read for the weight's gradient only."""
     frozen = node.next_functions[1][0] is None
@@ -115,10 +120,7 @@ def window_index(node: Node) -> Answer:
     return Answer(Need.INDEX, "window", detail, sibling="self")
 
 
-def elu(node: Node) -> Answer:
-    return Answer(Need.DERIVATIVE, "elu", constants(node, "alpha", "scale", "input_scale"))
-
-
+ELU = ("alpha", "scale", "input_scale")
 PLANE_INDEX = Answer(Need.INDEX, "plane", sibling="self")
 
 
@@ -176,13 +178,13 @@ TABLE: dict[str, dict[str, Row]] = {
     "MishBackward0": {"self": derivative("mish")},
     "HardswishBackward0": {"self": derivative("hardswish")},
     "SoftplusBackward0": {"self": derivative("softplus", "beta", "threshold")},
-    "EluBackward0": {"self": elu},
-    "EluBackward1": {"result": elu},
+    "EluBackward0": {"self": derivative("elu", *ELU)},
+    "EluBackward1": {"result": derivative_by_result("elu", *ELU)},
     "CeluBackward0": {"self": derivative("celu", "alpha")},
-    "CeluBackward1": {"result": derivative("celu", "alpha")},
+    "CeluBackward1": {"result": derivative_by_result("celu", "alpha")},
     "LogSigmoidBackward0": {"self": derivative("logsigmoid"), "buffer": VALUES},
-    "SigmoidBackward0": {"result": derivative("sigmoid")},
-    "TanhBackward0": {"result": derivative("tanh")},
+    "SigmoidBackward0": {"result": derivative_by_result("sigmoid")},
+    "TanhBackward0": {"result": derivative_by_result("tanh")},
     "GluBackward0": {"self": VALUES},
     # pooling
     "MaxPool2DWithIndicesBackward0": {"self": NOTHING, "result1": window_index},
@@ -286,7 +288,13 @@ DROPOUT_MASK = Answer(Need.MASK, "dropout")
 
 
 def answer_in_module(node: Node, slot: str, module: nn.Module | None, device_type: str) -> Answer:
-    """As `answer`, with what only the module's class can tell: the CPU's dropout is a plain product with its mask."""
+    """As `answer`, with what only module and device can tell.
+
+    The CPU's dropout is a plain product with its mask. Its log-sigmoid finds f' from a buffer of its own and reads x
+    for the sign, so that another x with the right f' will not do.
+    """
+    if device_type == "cpu" and slot == "self" and node.name() == "LogSigmoidBackward0":
+        return VALUES
     if device_type == "cpu" and slot == "other" and type(module) in DROPOUTS and node.name() == "MulBackward0":
         return DROPOUT_MASK
     return answer(node, slot)

@@ -89,6 +89,7 @@ class Order:
     producer: str | None = field(init=False)
     node: str = field(init=False)
     elementwise: bool = field(init=False)
+    holds_values: bool = field(init=False)
     alone: bool = field(init=False)
     """Whether each tensor has a Packed of its own, made of nothing but the tensor."""
     first_order: bool = field(init=False)
@@ -99,6 +100,7 @@ class Order:
         object.__setattr__(self, "producer", self.site.producer)
         object.__setattr__(self, "node", self.site.node)
         object.__setattr__(self, "elementwise", self.codec.elementwise)
+        object.__setattr__(self, "holds_values", self.codec.holds_values)
         object.__setattr__(self, "alone", self.codec.elementwise and self.sharing is Sharing.NONE)
         object.__setattr__(self, "first_order", self.codec.lossy or self.answer.once)
 
@@ -122,8 +124,8 @@ class Order:
     def verify(self, node: Node) -> None:
         """Ask the node that really runs whether it needs what was learnt; a wrong gradient must never pass silently."""
         name = node.name()
-        # An elementwise Packed holds all values, whatever is read of them; asking the node would take 10 us.
-        if (self.elementwise and name == self.node) or self.node == needs.CHECKPOINT:
+        # Where the values are held, it does not matter what is read of them; asking the node would take 10 us.
+        if (self.holds_values and name == self.node) or self.node == needs.CHECKPOINT:
             return
         if name == self.node:
             if self.demand.need is Need.WEIGHT or self.answer is needs.DROPOUT_MASK:

@@ -9,13 +9,16 @@ from typing import Any
 
 from slimgrad.errors import SpecError
 from slimgrad.tables import store
-from slimgrad.tables.functions import FAMILIES
+from slimgrad.tables.functions import FAMILIES, SELU
 from slimgrad.tables.question import Question, asked
 from slimgrad.tables.table import Table, answered
 
 BITS = (1, 2, 3, 4)
 INTERVAL = (-10.0, 10.0)
-VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {"gelu": ({"approximate": "none"}, {"approximate": "tanh"})}
+VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "gelu": ({"approximate": "none"}, {"approximate": "tanh"}),
+    "elu": ({}, SELU),  # torch.selu is an elu to autograd
+}
 """Parameters other than the defaults that many models have."""
 
 

@@ -133,7 +133,7 @@ def crossing(slope: Slope, x: Tensor, value: Tensor, reach: float) -> Tensor:
     """Where f' takes the value near x, by halving; x itself where it does not."""
     low, high = x - reach, x + reach
     at_low = slope(low) - value
-    crosses = at_low * (slope(high) - value) < 0
+    crosses = at_low * (slope(high) - value) <= 0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         same = at_low * (slope(middle) - value) > 0
@@ -156,20 +156,22 @@ def evaluated(problem: Problem, borders: Tensor) -> Solution:
 def representatives(slope: Slope, ends: Tensor, levels: Tensor) -> Tensor:
     """For each piece an x in it with f'(x) = level: f' is continuous there, so it takes its mean value somewhere.
 
-    Of several the one where rounding x would matter least. Where a jump inside the piece leaves out the level, the x
-    with the nearest f'.
+    Of several the one where rounding x would matter least, far from the borders. Where a jump inside the piece leaves
+    out the level, the x with the nearest f'.
     """
     found = []
     for low, high, level in zip(ends[:-1], ends[1:], levels, strict=True):
         x = torch.linspace(float(low), float(high), 2049, dtype=torch.float64)[1:-1]
         value = slope(x)
         off = value - level
+        off = torch.where(off.abs() < 1e-9, 0.0, off)  # a flat piece is off its own mean by rounding
         steep = (value[1:] - value[:-1]).abs() * x[1:].abs()
         crosses = off[:-1] * off[1:] <= 0
         if not crosses.any():
             found.append(x[off.abs().argmin()])
             continue
-        place = int(torch.where(crosses, steep, torch.inf).argmin())
+        calmest = crosses & (steep <= steep[crosses].min() + 1e-12)
+        place = int(torch.where(calmest, (x[1:] - (low + high) / 2).abs(), torch.inf).argmin())
         middle, reach = (x[place] + x[place + 1]) / 2, float(x[place + 1] - x[place]) / 2
         found.append(crossing(slope, middle[None], level[None], reach)[0])
     return torch.stack(found)
