@@ -172,6 +172,7 @@ def representatives(slope: Slope, ends: Tensor, levels: Tensor) -> Tensor:
             continue
         calmest = crosses & (steep <= steep[crosses].min() + 1e-12)
         place = int(torch.where(calmest, (x[1:] - (low + high) / 2).abs(), torch.inf).argmin())
+        exact = x[place : place + 2][off[place : place + 2] == 0]
         middle, reach = (x[place] + x[place + 1]) / 2, float(x[place + 1] - x[place]) / 2
-        found.append(crossing(slope, middle[None], level[None], reach)[0])
+        found.append(exact[0] if len(exact) else crossing(slope, middle[None], level[None], reach)[0])
     return torch.stack(found)
