@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from slimgrad import kernels
-from slimgrad.kernels import Backend, Groups, Interval
+from slimgrad.codecs.fewbit import FewBit, buckets_for
+from slimgrad.kernels import Backend, Buckets, Groups, Interval
 
 RELU = Interval(-float("inf"), 0.0, closed=True, outside=True, nan=True)
 NON_ZERO = Interval(0.0, 0.0, closed=True, outside=True, nan=True)
@@ -125,6 +126,19 @@ def unpack_groups(at: Setting, how: Groups) -> Job:
     return Job(lambda: kernels.unpack_groups(packed, *layout, force=at.force), nbytes(x, packed))
 
 
+def pack_codes(at: Setting, buckets: Buckets) -> Job:
+    x = data(at)
+    packed = kernels.pack_codes(x, buckets, force=at.force)
+    return Job(lambda: kernels.pack_codes(x, buckets, force=at.force), nbytes(x, packed))
+
+
+def unpack_codes(at: Setting, buckets: Buckets) -> Job:
+    x = data(at)
+    packed = kernels.pack_codes(x, buckets, force=at.force)
+    layout = (x.shape, x.stride(), buckets, x.dtype)
+    return Job(lambda: kernels.unpack_codes(packed, *layout, force=at.force), nbytes(x, packed))
+
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MASKS = (*FLOATS, torch.bool)
 INDICES = (torch.int64,)
@@ -140,6 +154,9 @@ FORMATS = {
 """By bits; with exact zeros, or with stochastic rounding."""
 UNPACKED = {name: how for name, how in FORMATS.items() if not how.stochastic}  # the same bits as without
 
+GELU = {bits: buckets_for(FewBit(bits=bits), "gelu", ()) for bits in (1, 2, 3, 4, 8)}
+"""By bits."""
+
 KERNELS: dict[str, tuple[Callable[[Setting], Job], Sequence[torch.dtype]]] = {
     "pack_bits": (pack_bits, MASKS),
     "unpack_bits": (unpack_bits, MASKS),
@@ -149,6 +166,8 @@ KERNELS: dict[str, tuple[Callable[[Setting], Job], Sequence[torch.dtype]]] = {
     "unpack_window nhwc": (lambda at: unpack_window(at, channels_last=True), INDICES),
     **{f"pack_groups {name}": (partial(pack_groups, how=how), FLOATS) for name, how in FORMATS.items()},
     **{f"unpack_groups {name}": (partial(unpack_groups, how=how), FLOATS) for name, how in UNPACKED.items()},
+    **{f"pack_codes {bits}": (partial(pack_codes, buckets=table), FLOATS) for bits, table in GELU.items()},
+    **{f"unpack_codes {bits}": (partial(unpack_codes, buckets=table), FLOATS) for bits, table in GELU.items()},
 }
 
 

@@ -11,6 +11,7 @@ from slimgrad import __version__
 from slimgrad.cli.demo import demo
 from slimgrad.cli.info import info
 from slimgrad.cli.profile import profile
+from slimgrad.cli.table import table
 from slimgrad.errors import SlimgradError
 
 
@@ -50,4 +51,5 @@ def options(
 
 app.command()(demo)
 app.command()(profile)
+app.command()(table)
 app.command()(info)

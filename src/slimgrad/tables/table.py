@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
+from slimgrad.report.human import plural
 from slimgrad.report.steps import Steps, draw_steps
 from slimgrad.spec.values import Value, tuples
 from slimgrad.tables import store
@@ -60,7 +61,7 @@ class Table(Value):
         shown = ", ".join(f"{key}={value}" for key, value in self.parameters)
         low, high = self.interval
         head = (
-            f"{self.function}({shown}) in {self.bits} bits on [{low:g}, {high:g}], weight {self.weight}: "
+            f"{self.function}({shown}) in {plural(self.bits, 'bit')} on [{low:g}, {high:g}], weight {self.weight}: "
             f"error {self.error:.6g}"
         )
         ends = (0.0 if self.even else -math.inf, *self.borders, math.inf)
@@ -81,7 +82,7 @@ class Table(Value):
             raise SpecError(f"Table.plot: {self.function} has no name slimgrad knows; give it as f=")
         function = named(self.function, dict(self.parameters)) if f is None else function_of(f, {})
         x = torch.linspace(*self.interval, CURVE, dtype=torch.float64)
-        title = f"{self.function}, {self.bits} bit{'s' if self.bits > 1 else ''}: error {self.error:.4f}"
+        title = f"{self.function}, {plural(self.bits, 'bit')}: error {self.error:.4f}"
         return Steps(title, x.tolist(), function.slope(x).tolist(), self.slope(x).tolist())
 
 
