@@ -14,6 +14,10 @@ from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.reference import chunks, unwoven, woven
 
 
+FEW = 15
+"""Borders that are compared one by one: on a CPU that takes a fifth of the time that searching among 7 takes."""
+
+
 class CodePacker(NamedTuple):
     """Packs and unpacks dense tensors of one layout."""
 
@@ -44,13 +48,23 @@ def pack_codes(x: Tensor, buckets: Buckets) -> Tensor:
     for first, last in chunks(n):
         at = x[first:last].to(precision)
         at = (at - buckets.centre).abs_() if buckets.absolute else at
-        codes = torch.bucketize(at, borders, out_int32=True).to(torch.uint8)
+        codes = _codes(at, borders)
         codes = torch.nn.functional.pad(codes, (0, -codes.numel() % ROW)).view(-1, ROW)
         shift = 0
         for width, plane in zip(buckets.planes, planes, strict=True):
             plane[first // ROW : rows_of(last)] = woven(codes, shift, width)
             shift += width
     return out
+
+
+def _codes(at: Tensor, borders: Tensor) -> Tensor:
+    """How many borders are not at or above each element, as uint8."""
+    if len(borders) > FEW:
+        return torch.bucketize(at, borders, out_int32=True).to(torch.uint8)
+    codes = torch.full(at.shape, len(borders), dtype=torch.uint8, device=at.device)
+    for border in borders:
+        codes -= (at <= border).view(torch.uint8)
+    return codes
 
 
 def unpack_codes(
