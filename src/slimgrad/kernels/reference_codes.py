@@ -13,7 +13,6 @@ from slimgrad.kernels.codes import ROW, Buckets, check_codes, check_floating, co
 from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.reference import chunks, unwoven, woven
 
-
 FEW = 15
 """Borders that are compared one by one: on a CPU it takes a quarter of the time that searching among 7 does."""
 
