@@ -12,6 +12,7 @@ from slimgrad.errors import (
     SpecError,
     UnsupportedModelError,
 )
+from slimgrad.ops import FewBitFunction, fewbit_function
 from slimgrad.profiler import profile
 from slimgrad.runtime.rules import Rule
 from slimgrad.runtime.run import Run, apply
@@ -25,6 +26,7 @@ __all__ = [
     "Codec",
     "DoubleBackwardError",
     "FewBit",
+    "FewBitFunction",
     "Keep",
     "Lossless",
     "Need",
@@ -45,6 +47,7 @@ __all__ = [
     "Table",
     "UnsupportedModelError",
     "apply",
+    "fewbit_function",
     "fewbit_table",
     "profile",
 ]

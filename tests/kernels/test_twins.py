@@ -10,9 +10,10 @@ import os
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from slimgrad import kernels
-from slimgrad.kernels import Interval
+from slimgrad.kernels import Interval, Pointwise
 from slimgrad.kernels.groups import DTYPES, Groups
 from tests.kernels.cases import (
     FLOATS,
@@ -129,6 +130,41 @@ def test_codes_are_packed_and_unpacked_the_same(
     assert torch.equal(kernels.pack_codes(x.to(place), table, force="triton").cpu(), packed)
     values = kernels.unpack_codes(packed.to(place), (n,), (1,), table, dtype, force="triton")
     assert torch.equal(values.cpu(), kernels.unpack_codes(packed, (n,), (1,), table, dtype))
+
+
+POINTWISE = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x.float()).to(x.dtype),
+    "sigmoid": torch.sigmoid,
+    "hardswish": F.hardswish,
+    "mish": F.mish,
+}
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 8])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", POINTWISE)
+def test_a_function_and_its_codes_are_the_same_in_one_pass(
+    place: torch.device, name: str, dtype: torch.dtype, bits: int
+) -> None:
+    unit = Pointwise(POINTWISE[name], buckets(bits, absolute=name == "sigmoid"), name)
+    x, dy = ((torch.randn(3100, generator=torch.Generator().manual_seed(s)) * 3).to(dtype) for s in (0, 1))
+    y, codes = kernels.pointwise_forward(x, unit)
+    found, found_codes = kernels.pointwise_forward(x.to(place), unit, force="triton")
+    assert torch.equal(found_codes.cpu(), codes)
+    rounding = torch.finfo(dtype).eps
+    # 1 + erf(x) loses digits below zero, in stock torch as here: 2**-23 * |x| of them.
+    assert torch.allclose(found.cpu().double(), y.double(), rtol=2 * rounding, atol=4 * rounding + 2e-6)
+    dx = kernels.pointwise_backward(codes.to(place), dy.to(place), unit, force="triton")
+    assert same_bits(dx.cpu(), kernels.pointwise_backward(codes, dy, unit))
+
+
+def test_every_function_of_the_fused_kernel_is_tested() -> None:
+    from slimgrad.kernels.pointwise import FUSED
+
+    assert tuple(POINTWISE) == FUSED
 
 
 def test_a_tensor_that_needs_a_gradient_is_packed_like_any_other(place: torch.device) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from slimgrad.kernels import library
-from slimgrad.kernels.codes import Buckets
+from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
 from slimgrad.kernels.predicate import Interval
@@ -31,6 +31,7 @@ __all__ = [
     "Interval",
     "Layout",
     "Packer",
+    "Pointwise",
     "Windows",
     "backend",
     "bit_packer",
@@ -44,6 +45,8 @@ __all__ = [
     "pack_codes",
     "pack_groups",
     "pack_window",
+    "pointwise_backward",
+    "pointwise_forward",
     "unpack_bits",
     "unpack_codes",
     "unpack_groups",
@@ -118,6 +121,18 @@ def unpack_codes(
     if is_compiling():
         return library.unpack_codes(packed, shape, stride, *library.flat_buckets(buckets), dtype)  # type: ignore[no-any-return]
     return twin("buckets", packed.device, force).unpack_codes(packed, shape, stride, buckets, dtype)  # type: ignore[no-any-return]
+
+
+def pointwise_forward(
+    x: Tensor, unit: Pointwise, out: Tensor | None = None, *, force: Backend | None = None
+) -> tuple[Tensor, Tensor]:
+    """f(x) of a dense x, and the codes of f'(x); with `out=x` in the place of x. Eager only."""
+    return twin("pointwise", x.device, force).pointwise_forward(x, unit, out)  # type: ignore[no-any-return]
+
+
+def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise, *, force: Backend | None = None) -> Tensor:
+    """level * dY, where dY is dense and lies in memory as x did."""
+    return twin("pointwise", dy.device, force).pointwise_backward(codes, dy, unit)  # type: ignore[no-any-return]
 
 
 def group_packer(layout: Layout, how: Groups) -> Packer:

@@ -7,6 +7,7 @@ a row side by side, the first in the low bits, and has whole rows. So b bits of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,18 @@ class Buckets:
     @property
     def planes(self) -> tuple[int, ...]:
         return PLANES[self.bits]
+
+
+@dataclass(frozen=True, eq=False)
+class Pointwise:
+    """A function that is computed together with the codes of its derivative."""
+
+    f: Callable[[Tensor], Tensor]
+    """In plain torch."""
+    buckets: Buckets
+    """The intervals of x; the values are the levels of f'."""
+    fused: str = ""
+    """The name of the kernel that computes f and the codes in one pass; empty if there is none."""
 
 
 def rows_of(n: int) -> int:

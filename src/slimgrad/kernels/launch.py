@@ -24,13 +24,13 @@ def device_of(t: Tensor) -> AbstractContextManager[object]:
 
 
 class Launch:
-    """A kernel from one tensor to another, with all its other arguments: constants included, in their order.
+    """A kernel on one tensor and others, with all its other arguments: constants included, in their order.
 
     `kernel[grid](...)` looks at every argument to find the compiled variant again, which takes most of its 20 us of
     host time. Here a variant is found by what may differ from call to call: the device, and whether the first tensor
-    is aligned to 16 bytes. The dtypes of both must always be the same ones, and the second must be aligned. `reads` and
-    `writes` are the dtypes that the kernel takes them for, where those are others; `constants` are tensors that follow
-    the two and stay what they are.
+    is aligned to 16 bytes. The dtypes must always be the same ones, and the others must be aligned. `reads` and
+    `writes` are the dtypes that the kernel takes the first and the second for, where those are others; `constants` are
+    tensors that follow and stay what they are.
     """
 
     __slots__ = ("args", "constants", "kernel", "options", "programs", "reads", "rest", "variants", "writes")
@@ -55,23 +55,23 @@ class Launch:
         self.options = options
         self.variants: dict[tuple[int, bool], Any] = {}
 
-    def __call__(self, source: Tensor, out: Tensor) -> None:
+    def __call__(self, source: Tensor, out: Tensor, *more: Tensor) -> None:
         start, device = source.data_ptr(), source.get_device()
         variant = self.variants.get((device, start % 16 == 0))
         if variant is None or _current_device() != device:
-            self._first(source, out)
+            self._first(source, out, *more)
             return
         run, function, metadata = variant
         run(
             self.programs, 1, 1, _stream(device), function, metadata, None, None, None,
-            start, out.data_ptr(), *self.rest,
+            start, out.data_ptr(), *[tensor.data_ptr() for tensor in more], *self.rest,
         )  # fmt: skip
 
-    def _first(self, source: Tensor, out: Tensor) -> None:
+    def _first(self, source: Tensor, out: Tensor, *more: Tensor) -> None:
         source = source if self.reads is None else source.view(self.reads)
         out = out if self.writes is None else out.view(self.writes)
         with device_of(source):
-            compiled = self.kernel[(self.programs,)](source, out, *self.constants, *self.args, **self.options)
+            compiled = self.kernel[(self.programs,)](source, out, *more, *self.constants, *self.args, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
             variant = (compiled.run, compiled.function, compiled.packed_metadata)
             self.variants[source.get_device(), source.data_ptr() % 16 == 0] = variant

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slimgrad.kernels.tiles import INTERPRETED, LANES, ROUNDS, SPECIALS, THREADS, TILE, bits_of, float_of, lanes
+from slimgrad.kernels.tiles import LANES, ROUNDS, SPECIALS, THREADS, TILE, float_of, lanes, rounded
 
 
 @triton.jit
@@ -56,16 +56,6 @@ def _any_values(codes, scales, ZEROS: tl.constexpr, LARGEST: tl.constexpr):
     return tl.where(wild & (codes == 2), float("inf"), values)
 
 
-@triton.jit
-def _rounded(x, dtype: tl.constexpr):
-    """`x` as the nearest number of `dtype`."""
-    if INTERPRETED and dtype == tl.bfloat16:
-        bits = bits_of(x)
-        bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits)
-        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    return x.to(dtype)
-
-
 @triton.jit(do_not_specialize=["n"])
 def unpack_kernel(
     packed_ptr,
@@ -92,7 +82,7 @@ def unpack_kernel(
         values = _tame_values(codes, scales, ZEROS)
     else:
         values = _any_values(codes, scales, ZEROS, LARGEST)
-    values = tl.reshape(_rounded(values, out_ptr.dtype.element_ty), [TILE])
+    values = tl.reshape(rounded(values, out_ptr.dtype.element_ty), [TILE])
     out_ptr += tile * TILE
     left = n - tile * TILE
     if left >= TILE:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slimgrad.kernels.codes import ROW, Buckets, check_codes, check_floating, code_bytes, rows_of
+from slimgrad.kernels.codes import ROW, Buckets, Pointwise, check_codes, check_floating, code_bytes, rows_of
 from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.reference import chunks, unwoven, woven
 
@@ -83,6 +83,19 @@ def unpack_codes(
             shift += width
         out[first:last] = values.index_select(0, codes.view(-1)[: last - first].int())
     return out.as_strided(shape, stride)
+
+
+def pointwise_forward(x: Tensor, unit: Pointwise, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """f(x), and the codes of a dense x. With `out=x` in the place of x."""
+    codes = pack_codes(x, unit.buckets)
+    y = unit.f(x.detach())
+    return (y if out is None else out.copy_(y)), codes
+
+
+def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise) -> Tensor:
+    """level * dY, for a dY that lies in memory as x did."""
+    levels = unpack_codes(codes, dy.shape, dy.stride(), unit.buckets, torch.promote_types(dy.dtype, torch.float32))
+    return levels.mul_(dy).to(dy.dtype)
 
 
 def _planes(packed: Tensor, n: int, buckets: Buckets) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What the Triton kernels of group quantization share: the shape of a tile, and numbers by their bits."""
+"""What Triton kernels share: the shape of a tile of group quantization, and numbers by their bits."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -41,3 +41,13 @@ def float32(x):
 @triton.jit
 def lanes():
     return tl.arange(0, LANES)[None, None, None, :]
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """`x` as the nearest number of `dtype`."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = bits_of(x)
+        bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits)
+        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return x.to(dtype)

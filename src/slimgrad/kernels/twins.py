@@ -32,7 +32,13 @@ def backend(device: torch.device | str, force: Backend | None = None) -> Backend
     return "triton" if on_gpu and HAS_TRITON else "torch"
 
 
-REFERENCES = {"bits": reference, "pooling": reference, "quant": reference_groups, "buckets": reference_codes}
+REFERENCES = {
+    "bits": reference,
+    "pooling": reference,
+    "quant": reference_groups,
+    "buckets": reference_codes,
+    "pointwise": reference_codes,
+}
 """By the name of the Triton module, the reference beside it."""
 
 

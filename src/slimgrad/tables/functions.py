@@ -45,6 +45,7 @@ SELU = {"alpha": 1.6732632423543772, "scale": 1.0507009873554805, "input_scale":
 FAMILIES: dict[str, Family] = {
     "gelu": Family(lambda x, p: F.gelu(x, approximate=p["approximate"]), {"approximate": "none"}),
     "silu": Family(lambda x, p: F.silu(x)),
+    "quick_gelu": Family(lambda x, p: x * torch.sigmoid(1.702 * x)),
     "mish": Family(lambda x, p: F.mish(x)),
     "hardswish": Family(lambda x, p: x * (x + 3).clamp(0, 6) / 6, jumps=lambda p: (-3.0, 3.0)),
     "softplus": Family(

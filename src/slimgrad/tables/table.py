@@ -50,7 +50,7 @@ class Table(Value):
 
     def codes(self, x: Tensor) -> Tensor:
         """The number of each element's interval."""
-        at = x.abs() if self.even else x
+        at = (x.abs() if self.even else x).contiguous()
         return torch.bucketize(at, torch.tensor(self.borders, dtype=x.dtype, device=x.device))
 
     def slope(self, x: Tensor) -> Tensor:
