@@ -9,8 +9,8 @@ go through torch's dispatcher would double the host time of a launch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from slimgrad.kernels import library
 from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
+from slimgrad.kernels.packers import ByFunctions, Packer
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
 from slimgrad.kernels.twins import Backend, backend, twin
@@ -53,14 +54,6 @@ __all__ = [
     "unpack_window",
     "widen_int",
 ]
-
-
-class Packer(Protocol):
-    """Packs and unpacks dense tensors of one layout."""
-
-    def pack(self, x: Tensor) -> Tensor: ...
-
-    def unpack(self, packed: Tensor) -> Tensor: ...
 
 
 def pack_bits(x: Tensor, rule: Interval, *, force: Backend | None = None) -> Tensor:
@@ -136,24 +129,39 @@ def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise, *, force: Bac
 
 
 def group_packer(layout: Layout, how: Groups) -> Packer:
-    """`pack_groups` and `unpack_groups` for one layout, looked up and checked once."""
-    if is_compiling():
-        return library.GroupPacker(layout, how)
-    return twin("quant", layout.device, None).packer(layout, how)  # type: ignore[no-any-return]
+    """`pack_groups` and `unpack_groups` for one layout."""
+    if launches_on(layout.device):
+        return twin("quant", layout.device, None).packer(layout, how)  # type: ignore[no-any-return]
+    return ByFunctions(
+        lambda x: pack_groups(x, how),
+        lambda packed: unpack_groups(packed, layout.shape, layout.stride, how, layout.dtype),
+    )
 
 
 def bit_packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:
-    """The same for `pack_bits` and `unpack_bits`, of dense tensors of any shape."""
-    if is_compiling():
-        return library.BitPacker(layout, rule, on, off)
-    return twin("bits", layout.device, None).packer(layout, rule, on, off)  # type: ignore[no-any-return]
+    """`pack_bits` and `unpack_bits` for one layout, of any shape."""
+    if launches_on(layout.device):
+        return twin("bits", layout.device, None).packer(layout, rule, on, off)  # type: ignore[no-any-return]
+    n = math.prod(layout.shape)
+    return ByFunctions(
+        lambda x: pack_bits(layout.flat(x), rule),
+        lambda packed: layout.restore(unpack_bits(packed, n, on, off, layout.dtype)),
+    )
 
 
 def code_packer(layout: Layout, buckets: Buckets) -> Packer:
-    """The same for `pack_codes` and `unpack_codes`."""
-    if is_compiling():
-        return library.CodePacker(layout, buckets)
-    return twin("buckets", layout.device, None).packer(layout, buckets)  # type: ignore[no-any-return]
+    """`pack_codes` and `unpack_codes` for one layout."""
+    if launches_on(layout.device):
+        return twin("buckets", layout.device, None).packer(layout, buckets)  # type: ignore[no-any-return]
+    return ByFunctions(
+        lambda x: pack_codes(x, buckets),
+        lambda packed: unpack_codes(packed, layout.shape, layout.stride, buckets, layout.dtype),
+    )
+
+
+def launches_on(device: torch.device) -> bool:
+    """Whether kernels are launched by hand there: on a GPU, unless a compiler is looking."""
+    return not is_compiling() and backend(device) == "triton"
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from slimgrad.kernels import reference
 from slimgrad.kernels.geometry import Layout
-from slimgrad.kernels.launch import Launch
+from slimgrad.kernels.launch import ByLaunches, Launch
+from slimgrad.kernels.packers import ByFunctions, Packer
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 from slimgrad.kernels.tiles import float32
 
@@ -36,39 +37,17 @@ PATTERNS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Unpacking writes bit patterns, not numbers: torch rounds `on` and `off`, and one kernel serves every dtype."""
 
 
-class Packer:
-    """Packs dense tensors of one layout and unpacks them as two values; made once, as that of quant.py.
-
-    It checks nothing: `pack_bits` and `unpack_bits` do.
-    """
-
-    __slots__ = ("by_words", "layout", "nbytes", "packing", "unpacking")
-
-    def __init__(self, layout: Layout, rule: Interval, on: float, off: float) -> None:
-        n, dtype = math.prod(layout.shape), layout.dtype
-        self.layout = layout
-        self.nbytes = byte_count(n)
-        self.packing = _packing(n, rule, dtype, words=False)
-        self.by_words = _packing(n, rule, dtype, words=True) if dtype == torch.bool else None
-        self.unpacking = _unpacking(n, on, off, dtype)
-
-    def pack(self, x: Tensor) -> Tensor:
-        out = torch.empty(self.nbytes, dtype=torch.uint8, device=self.layout.device)
-        if self.nbytes:
-            by_words = self.by_words is not None and x.data_ptr() % 8 == 0
-            (self.by_words if by_words else self.packing)(x, out)  # type: ignore[misc]
-        return out
-
-    def unpack(self, bits: Tensor) -> Tensor:
-        out = self.layout.empty()
-        if self.nbytes:
-            self.unpacking(bits, out)
-        return out
-
-
 @lru_cache(maxsize=4096)
-def packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer | reference.BitPacker:
-    return (Packer if layout.dtype in COMPARED else reference.BitPacker)(layout, rule, on, off)
+def packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:
+    n, dtype = math.prod(layout.shape), layout.dtype
+    if dtype not in COMPARED:
+        return ByFunctions(
+            lambda x: reference.pack_bits(layout.flat(x), rule),
+            lambda bits: layout.restore(unpack_bits(bits, n, on, off, dtype)),
+        )
+    by_words = _packing(n, rule, dtype, words=True) if dtype == torch.bool else None
+    packing = _packing(n, rule, dtype, words=False)
+    return ByLaunches(layout, byte_count(n), packing, _unpacking(n, on, off, dtype), by_words, alignment=8)
 
 
 def pack_bits(x: Tensor, rule: Interval) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor
 from slimgrad.kernels import reference_codes
 from slimgrad.kernels.codes import Buckets, check_codes, check_floating, code_bytes, rows_of
 from slimgrad.kernels.geometry import Layout, check_dense
-from slimgrad.kernels.launch import Launch
+from slimgrad.kernels.launch import ByLaunches, Launch
+from slimgrad.kernels.packers import ByFunctions, Packer
 from slimgrad.kernels.tiles import float32
 
 BLOCK = 2048
@@ -29,40 +30,21 @@ MOST_IN_REGISTERS = tl.constexpr(4)
 """Bits whose borders are chosen between in registers; more are looked up."""
 
 
-class Packer:
-    """Packs and unpacks dense tensors of one layout; made once, as that of quant.py."""
-
-    __slots__ = ("layout", "nbytes", "packing", "unpacking")
-
-    def __init__(self, layout: Layout, buckets: Buckets) -> None:
-        n, device = math.prod(layout.shape), layout.device
-        self.layout = layout
-        self.nbytes = code_bytes(n, buckets.bits)
-        programs, sizes = triton.cdiv(n, BLOCK), (n, rows_of(n))
-        borders = torch.tensor(buckets.borders, dtype=torch.float32, device=device)
-        values = torch.tensor(buckets.values, dtype=torch.float64).to(layout.dtype).to(device)
-        how = (buckets.centre, buckets.absolute, buckets.bits, BLOCK)
-        self.packing = Launch(_pack_kernel, programs, *sizes, *how, constants=(borders,), num_warps=WARPS)
-        self.unpacking = Launch(
-            _unpack_kernel, programs, *sizes, buckets.bits, BLOCK, constants=(values,), num_warps=WARPS
-        )
-
-    def pack(self, x: Tensor) -> Tensor:
-        out = torch.empty(self.nbytes, dtype=torch.uint8, device=self.layout.device)
-        if self.nbytes:
-            self.packing(x, out)
-        return out
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        out = self.layout.empty()
-        if self.nbytes:
-            self.unpacking(packed, out)
-        return out
-
-
 @lru_cache(maxsize=4096)
-def packer(layout: Layout, buckets: Buckets) -> Packer | reference_codes.CodePacker:
-    return (Packer if layout.dtype in COMPARED else reference_codes.CodePacker)(layout, buckets)
+def packer(layout: Layout, buckets: Buckets) -> Packer:
+    if layout.dtype not in COMPARED:
+        return ByFunctions(
+            lambda x: reference_codes.pack_codes(x, buckets),
+            lambda packed: reference_codes.unpack_codes(packed, layout.shape, layout.stride, buckets, layout.dtype),
+        )
+    n, device = math.prod(layout.shape), layout.device
+    programs, sizes = triton.cdiv(n, BLOCK), (n, rows_of(n))
+    borders = torch.tensor(buckets.borders, dtype=torch.float32, device=device)
+    values = torch.tensor(buckets.values, dtype=torch.float64).to(layout.dtype).to(device)
+    how = (buckets.centre, buckets.absolute, buckets.bits, BLOCK)
+    packing = Launch(_pack_kernel, programs, *sizes, *how, constants=(borders,), num_warps=WARPS)
+    unpacking = Launch(_unpack_kernel, programs, *sizes, *how[2:], constants=(values,), num_warps=WARPS)
+    return ByLaunches(layout, code_bytes(n, buckets.bits), packing, unpacking)
 
 
 def pack_codes(x: Tensor, buckets: Buckets) -> Tensor:

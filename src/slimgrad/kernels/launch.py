@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slimgrad.kernels.geometry import Layout
+
 HERE = contextlib.nullcontext()
 
 # A torch built without CUDA does not have them.
@@ -75,3 +77,39 @@ class Launch:
         if compiled is not None:  # the interpreter compiles nothing
             variant = (compiled.run, compiled.function, compiled.packed_metadata)
             self.variants[source.get_device(), source.data_ptr() % 16 == 0] = variant
+
+
+class ByLaunches:
+    """A packer of two kernels. Made once per layout, because what it holds takes 20 us to find."""
+
+    __slots__ = ("alignment", "layout", "nbytes", "packing", "unpacking", "wide")
+
+    def __init__(
+        self,
+        layout: Layout,
+        nbytes: int,
+        packing: Launch,
+        unpacking: Launch,
+        wide: Launch | None = None,
+        alignment: int = 1,
+    ) -> None:
+        self.layout = layout
+        self.nbytes = nbytes
+        self.packing = packing
+        self.unpacking = unpacking
+        self.wide = wide
+        """Packs by larger words, where the tensor begins at a multiple of `alignment`."""
+        self.alignment = alignment
+
+    def pack(self, x: Tensor) -> Tensor:
+        out = torch.empty(self.nbytes, dtype=torch.uint8, device=self.layout.device)
+        if self.nbytes:
+            wide = self.wide
+            (self.packing if wide is None or x.data_ptr() % self.alignment else wide)(x, out)
+        return out
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        out = self.layout.empty()
+        if self.nbytes:
+            self.unpacking(packed, out)
+        return out

@@ -5,17 +5,16 @@ Arguments are flat, as schemas are: a rule, a geometry and a format become the f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from slimgrad.kernels.codes import Buckets, code_bytes
-from slimgrad.kernels.geometry import Layout, Windows
+from slimgrad.kernels.geometry import Windows
 from slimgrad.kernels.groups import Groups
 from slimgrad.kernels.predicate import Interval, byte_count
 from slimgrad.kernels.twins import twin
@@ -152,48 +151,3 @@ def _(codes: Tensor, *pool: Sequence[int]) -> Tensor:
 
 def _windows(*fields: Sequence[int]) -> Windows:
     return Windows(*(tuple(field) for field in fields))
-
-
-class GroupPacker(NamedTuple):
-    """`kernels.group_packer` in these ops."""
-
-    layout: Layout
-    how: Groups
-
-    def pack(self, x: Tensor) -> Tensor:
-        return pack_groups(x, *self.how)  # type: ignore[no-any-return]
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        layout = self.layout
-        return unpack_groups(packed, layout.shape, layout.stride, *self.how, layout.dtype)  # type: ignore[no-any-return]
-
-
-class BitPacker(NamedTuple):
-    """`kernels.bit_packer` in these ops."""
-
-    layout: Layout
-    rule: Interval
-    on: float
-    off: float
-
-    def pack(self, x: Tensor) -> Tensor:
-        return pack_bits(self.layout.flat(x), *flat_interval(self.rule))  # type: ignore[no-any-return]
-
-    def unpack(self, bits: Tensor) -> Tensor:
-        layout = self.layout
-        values = unpack_bits(bits, math.prod(layout.shape), self.on, self.off, layout.dtype)
-        return layout.restore(values)
-
-
-class CodePacker(NamedTuple):
-    """`kernels.code_packer` in these ops."""
-
-    layout: Layout
-    buckets: Buckets
-
-    def pack(self, x: Tensor) -> Tensor:
-        return pack_codes(x, *flat_buckets(self.buckets))  # type: ignore[no-any-return]
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        layout = self.layout
-        return unpack_codes(packed, layout.shape, layout.stride, *flat_buckets(self.buckets), layout.dtype)  # type: ignore[no-any-return]

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels.geometry import NO_POSITION, Layout, Planes, Windows, checked, dense
+from slimgrad.kernels.geometry import NO_POSITION, Planes, Windows, checked, dense
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 
 CHUNK = 1 << 20
@@ -23,25 +22,6 @@ GATHER = 0x0102040810204080
 """Eight bytes of 0 or 1, read as one little-endian word, times this: byte k's bit lands on bit 56 + k, no carries."""
 
 FLOAT_EXACT = 2**22
-
-
-class BitPacker(NamedTuple):
-    """Packs dense tensors of one layout and unpacks them as two values."""
-
-    layout: Layout
-    rule: Interval
-    on: float
-    off: float
-
-    def pack(self, x: Tensor) -> Tensor:
-        return pack_bits(self.layout.flat(x), self.rule)
-
-    def unpack(self, bits: Tensor) -> Tensor:
-        layout = self.layout
-        return layout.restore(unpack_bits(bits, math.prod(layout.shape), self.on, self.off, layout.dtype))
-
-
-packer = BitPacker
 
 
 def pack_bits(x: Tensor, rule: Interval) -> Tensor:

@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from slimgrad.kernels.codes import ROW, Buckets, Pointwise, check_codes, check_floating, code_bytes, rows_of
-from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.geometry import check_dense
 from slimgrad.kernels.reference import chunks, unwoven, woven
 
 FEW = 15
 """Borders that are compared one by one: on a CPU it takes a quarter of the time that searching among 7 does."""
-
-
-class CodePacker(NamedTuple):
-    """Packs and unpacks dense tensors of one layout."""
-
-    layout: Layout
-    buckets: Buckets
-
-    def pack(self, x: Tensor) -> Tensor:
-        return pack_codes(x, self.buckets)
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        layout = self.layout
-        return unpack_codes(packed, layout.shape, layout.stride, self.buckets, layout.dtype)
-
-
-packer = CodePacker
 
 
 def pack_codes(x: Tensor, buckets: Buckets) -> Tensor:

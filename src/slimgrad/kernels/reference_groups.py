@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.geometry import check_dense
 from slimgrad.kernels.groups import (
     LANES,
     PLANES,
@@ -29,23 +28,6 @@ GOLDEN = 0x9E3779B9
 RAISE = 128.0
 """Added to a fraction, so that its 16 bits are the last ones of a float32."""
 HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
-
-
-class GroupPacker(NamedTuple):
-    """Packs and unpacks dense tensors of one layout."""
-
-    layout: Layout
-    how: Groups
-
-    def pack(self, x: Tensor) -> Tensor:
-        return pack_groups(x, self.how)
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        layout = self.layout
-        return unpack_groups(packed, layout.shape, layout.stride, self.how, layout.dtype)
-
-
-packer = GroupPacker
 
 
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
