@@ -56,7 +56,14 @@ from torch import nn
 
 import slimgrad as sg
 
-CONFIGS = (UNTOUCHED, "lossless()", "quant(bits=4)", "quant(bits=3)", "quant(bits=2)")
+CONFIGS = (
+    UNTOUCHED,
+    "lossless()",
+    "quant(bits=4)",
+    "quant(bits=3)",
+    "quant(bits=2)",
+    "quant(bits=2, rounding='stochastic')",
+)
 SEEDS = (0, 1, 2)
 JOBS = {"cpu": 1, "cuda": 4}
 QUICK = {"steps": 3, "batch": 8, "test_batches": 1}
