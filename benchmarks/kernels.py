@@ -14,17 +14,18 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from slimgrad import kernels
 from slimgrad.codecs.fewbit import FewBit, buckets_for
-from slimgrad.kernels import Backend, Buckets, Groups, Interval
+from slimgrad.kernels import Backend, Groups, Interval
 
 RELU = Interval(-float("inf"), 0.0, closed=True, outside=True, nan=True)
 NON_ZERO = Interval(0.0, 0.0, closed=True, outside=True, nan=True)
@@ -113,30 +114,16 @@ def unpack_window(at: Setting, *, channels_last: bool = False) -> Job:
     return Job(lambda: kernels.unpack_window(codes, geometry, force=at.force), nbytes(indices, codes))
 
 
-def pack_groups(at: Setting, how: Groups) -> Job:
-    x = data(at).relu_() if how.zeros else data(at)
-    packed = kernels.pack_groups(x, how, force=at.force)
-    return Job(lambda: kernels.pack_groups(x, how, force=at.force), nbytes(x, packed))
+def packing(at: Setting, pack: Callable[..., Tensor], how: Any) -> Job:
+    x = data(at).relu_() if isinstance(how, Groups) and how.zeros else data(at)
+    packed = pack(x, how, force=at.force)
+    return Job(lambda: pack(x, how, force=at.force), nbytes(x, packed))
 
 
-def unpack_groups(at: Setting, how: Groups) -> Job:
+def unpacking(at: Setting, pack: Callable[..., Tensor], unpack: Callable[..., Tensor], how: Any) -> Job:
     x = data(at)
-    packed = kernels.pack_groups(x, how, force=at.force)
-    layout = (x.shape, x.stride(), how, x.dtype)
-    return Job(lambda: kernels.unpack_groups(packed, *layout, force=at.force), nbytes(x, packed))
-
-
-def pack_codes(at: Setting, buckets: Buckets) -> Job:
-    x = data(at)
-    packed = kernels.pack_codes(x, buckets, force=at.force)
-    return Job(lambda: kernels.pack_codes(x, buckets, force=at.force), nbytes(x, packed))
-
-
-def unpack_codes(at: Setting, buckets: Buckets) -> Job:
-    x = data(at)
-    packed = kernels.pack_codes(x, buckets, force=at.force)
-    layout = (x.shape, x.stride(), buckets, x.dtype)
-    return Job(lambda: kernels.unpack_codes(packed, *layout, force=at.force), nbytes(x, packed))
+    packed = pack(x, how, force=at.force)
+    return Job(lambda: unpack(packed, x.shape, x.stride(), how, x.dtype, force=at.force), nbytes(x, packed))
 
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -157,17 +144,32 @@ UNPACKED = {name: how for name, how in FORMATS.items() if not how.stochastic}  #
 GELU = {bits: buckets_for(FewBit(bits=bits), "gelu", ()) for bits in (1, 2, 3, 4, 8)}
 """By bits."""
 
-KERNELS: dict[str, tuple[Callable[[Setting], Job], Sequence[torch.dtype]]] = {
+
+Entry = tuple[Callable[[Setting], Job], Sequence[torch.dtype]]
+
+
+def packings(name: str, pack: Callable[..., Tensor], formats: Mapping[Any, Any]) -> dict[str, Entry]:
+    return {f"{name} {label}": (partial(packing, pack=pack, how=how), FLOATS) for label, how in formats.items()}
+
+
+def unpackings(
+    name: str, pack: Callable[..., Tensor], unpack: Callable[..., Tensor], formats: Mapping[Any, Any]
+) -> dict[str, Entry]:
+    call = partial(unpacking, pack=pack, unpack=unpack)
+    return {f"{name} {label}": (partial(call, how=how), FLOATS) for label, how in formats.items()}
+
+
+KERNELS: dict[str, Entry] = {
     "pack_bits": (pack_bits, MASKS),
     "unpack_bits": (unpack_bits, MASKS),
     "pack_window": (pack_window, INDICES),
     "pack_window nhwc": (lambda at: pack_window(at, channels_last=True), INDICES),
     "unpack_window": (unpack_window, INDICES),
     "unpack_window nhwc": (lambda at: unpack_window(at, channels_last=True), INDICES),
-    **{f"pack_groups {name}": (partial(pack_groups, how=how), FLOATS) for name, how in FORMATS.items()},
-    **{f"unpack_groups {name}": (partial(unpack_groups, how=how), FLOATS) for name, how in UNPACKED.items()},
-    **{f"pack_codes {bits}": (partial(pack_codes, buckets=table), FLOATS) for bits, table in GELU.items()},
-    **{f"unpack_codes {bits}": (partial(unpack_codes, buckets=table), FLOATS) for bits, table in GELU.items()},
+    **packings("pack_groups", kernels.pack_groups, FORMATS),
+    **unpackings("unpack_groups", kernels.pack_groups, kernels.unpack_groups, UNPACKED),
+    **packings("pack_codes", kernels.pack_codes, GELU),
+    **unpackings("unpack_codes", kernels.pack_codes, kernels.unpack_codes, GELU),
 }
 
 

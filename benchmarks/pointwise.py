@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from kernels import UNITS, seconds
+from kernels import UNITS, count, seconds
 from torch import Tensor
 
 import slimgrad as sg
@@ -75,16 +75,12 @@ def both_ways(f: Callable[[Tensor], Tensor], n: int, dtype: torch.dtype, device:
     return lambda: torch.autograd.grad(f(x), x, dy)
 
 
-def size(text: str) -> int:
-    return int(text[:-1]) * UNITS[text[-1]] if text[-1] in UNITS else int(text)
-
-
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--functions", nargs="+", choices=STOCK, default=list(STOCK), metavar="NAME")
     parser.add_argument("--bits", nargs="+", type=int, default=[2, 3, 4])
-    parser.add_argument("--sizes", nargs="+", type=size, default=None, help="elements; K, M and G are powers of 1024")
+    parser.add_argument("--sizes", nargs="+", type=count, default=None, help="elements; K, M and G are powers of 1024")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--json", type=Path, help="write the rows here too")

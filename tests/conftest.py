@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")  # bf16 matmul dies with SIGILL in oneDNN on some CPUs
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is reproducible only with a fixed workspace
@@ -30,3 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Every device there is, one after another."""
     return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def solved_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tables that tests solve are kept for the session, not in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLIMGRAD_CACHE", str(tmp_path_factory.mktemp("tables")))
+        yield

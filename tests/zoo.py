@@ -587,6 +587,13 @@ def gradients(
     return grads
 
 
+def relative_error(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> float:
+    """How far off all gradients together are, against their own norm."""
+    norm = torch.stack([gradient.double().norm() for gradient in expected.values()]).norm()
+    error = torch.stack([(expected[name] - found[name]).double().norm() for name in expected]).norm()
+    return float(error / norm)
+
+
 def assert_same_gradients(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
     """Same names, shapes, dtypes, devices and bits. A NaN equals any NaN; 0.0 and -0.0 differ."""
     problems = [f"{name}: only on the {'left' if name in a else 'right'}" for name in sorted(a.keys() ^ b.keys())]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,32 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import slimgrad as sg
 from slimgrad.ops.fewbit import fewbit_backward, fewbit_forward
+from tests.functions import STOCK
 
-STOCK: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, object]]] = {
-    "gelu": (F.gelu, {}),
-    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), {"approximate": "tanh"}),
-    "silu": (F.silu, {}),
-    "quick_gelu": (lambda x: x * torch.sigmoid(1.702 * x), {}),
-    "mish": (F.mish, {}),
-    "hardswish": (F.hardswish, {}),
-    "sigmoid": (torch.sigmoid, {}),
-    "tanh": (torch.tanh, {}),
-    "softplus": (lambda x: F.softplus(x, 2.0), {"beta": 2.0}),
-    "elu": (lambda x: F.elu(x, 0.5), {"alpha": 0.5}),
-    "selu": (F.selu, {}),
-    "celu": (lambda x: F.celu(x, 2.0), {"alpha": 2.0}),
-    "logsigmoid": (F.logsigmoid, {}),
-    "softsign": (F.softsign, {}),
-    "tanhshrink": (F.tanhshrink, {}),
-}
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path_factory.getbasetemp() / "tables"
-    monkeypatch.setenv("SLIMGRAD_CACHE", str(path))
-    return path
 
 
 def made(name: str, bits: int = 3) -> sg.FewBitFunction:

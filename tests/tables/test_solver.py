@@ -189,6 +189,8 @@ def test_a_table_prints_round_trips_and_is_drawn(tmp_path: Path) -> None:
         (("gelu", True), "bits must be an integer"),
         (("gelo", 3), "no function 'gelo'; known are gelu"),
         (("gelu", 3, (1.0, 1.0)), "low < high"),
+        (("gelu", 3, 4.0), "low < high"),
+        (("gelu", 3, (-10.0, 10.0), 3), "two lists of numbers"),
         (("gelu", 3, (-10.0, 10.0), "flat"), "uniform, normal or a histogram"),
         (("gelu", 3, (-10.0, 10.0), ([0.0, 1.0], [1.0, 2.0])), "2 edges and 2 counts"),
         (("gelu", 3, (-10.0, 10.0), ([20.0, 30.0], [1.0])), "nothing in"),

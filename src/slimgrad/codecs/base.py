@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from slimgrad.kernels import Layout, Packer
 from slimgrad.spec import Need, Value
@@ -46,6 +48,31 @@ class Recipe(NamedTuple):
     def pack(self, tensor: Tensor, demand: Demand) -> Packed:
         dense = self.layout.dense(tensor) if self.has_gaps else tensor
         return Packed(self.layout, demand, (self.packer.pack(dense),), self.packer)
+
+    @staticmethod
+    def unpack(packed: Packed) -> Tensor:
+        return packed.extra.unpack(packed.payload[0])  # type: ignore[no-any-return]
+
+
+def per_layout(make: Callable[..., Packer]) -> Callable[..., Recipe]:
+    """From `make(layout, *what)` to `find(tensor, *what)`: the recipe for tensors of this layout, remembered.
+
+    Not while a compiler looks: it would warn of the memory, and needs none.
+    """
+
+    def recipe(
+        shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, *what: Any
+    ) -> Recipe:
+        layout = Layout.near(shape, stride, dtype, device)
+        return Recipe(layout, layout.stride != stride, make(layout, *what))
+
+    known = lru_cache(maxsize=4096)(recipe)
+
+    def find(tensor: Tensor, *what: Any) -> Recipe:
+        found = recipe if is_compiling() else known
+        return found(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, *what)
+
+    return find
 
 
 @dataclass(eq=False, slots=True)

@@ -14,18 +14,16 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe, per_layout
 from slimgrad.errors import SpecError
 from slimgrad.kernels import Buckets, Layout
 from slimgrad.kernels.codes import code_bytes
 from slimgrad.spec import Need
-from slimgrad.spec.values import tuples
 from slimgrad.tables import FAMILIES, Table, fewbit_table
 from slimgrad.tables.functions import named
-from slimgrad.tables.question import WEIGHTS
+from slimgrad.tables.question import WEIGHTS, asked, check_bits, checked_interval
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 RESULT = "result"
@@ -46,11 +44,8 @@ class FewBit(Codec):
     weight: Literal["uniform", "normal"] = "uniform"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "interval", tuples(list(self.interval)))
-        if type(self.bits) is not int or not 1 <= self.bits <= 8:
-            raise SpecError(f"FewBit: bits must be an integer from 1 to 8, found {self.bits!r}")
-        if len(self.interval) != 2 or not -math.inf < self.interval[0] < self.interval[1] < math.inf:
-            raise SpecError(f"FewBit: interval must be (low, high) with low < high, found {self.interval!r}")
+        check_bits("FewBit", self.bits)
+        object.__setattr__(self, "interval", checked_interval("FewBit", self.interval))  # JSON has lists
         if self.weight not in WEIGHTS:
             raise SpecError(f"FewBit: weight must be one of {', '.join(WEIGHTS)}, found {self.weight!r}")
 
@@ -60,23 +55,21 @@ class FewBit(Codec):
             return False
         if demand.fn is None:  # asked in general
             return True
-        if demand.fn not in FAMILIES:
+        try:
+            asked(demand.fn, self.bits, self.interval, self.weight, None, True, _parameters(demand.detail))
+        except SpecError:  # no such function, or more jumps than borders
             return False
-        low, high = self.interval
-        jumps = named(demand.fn, _parameters(demand.detail)).jumps or ()
-        return len([jump for jump in jumps if low < jump < high]) < 1 << self.bits
+        return True
 
     def table(self, fn: str, **parameters: Any) -> Table:
         """The table that serves a function."""
         return fewbit_table(fn, self.bits, self.interval, self.weight, continuous=True, **parameters)
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
-        found = _recipe if is_compiling() else _known_recipe
-        what = (self, demand.fn, tuple(demand.detail.items()))
-        return found(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, *what).pack(tensor, demand)
+        return _recipe(tensor, self, demand.fn, tuple(demand.detail.items())).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
-        return packed.extra.unpack(packed.payload[0])  # type: ignore[no-any-return]
+        return Recipe.unpack(packed)
 
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         return code_bytes(math.prod(shape), self.bits)
@@ -86,25 +79,14 @@ def _parameters(detail: Any) -> dict[str, Any]:
     return {key: value for key, value in dict(detail).items() if key != "saved"}
 
 
-def _recipe(
-    shape: torch.Size,
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    codec: FewBit,
-    fn: str | None,
-    detail: tuple[tuple[str, Any], ...],
-) -> Recipe:
-    if fn is None or not codec.serves(Demand(need=Need.DERIVATIVE, fn=fn, detail=dict(detail)), dtype):
+@per_layout
+def _recipe(layout: Layout, codec: FewBit, fn: str | None, detail: tuple[tuple[str, Any], ...]) -> kernels.Packer:
+    if fn is None or not codec.serves(Demand(need=Need.DERIVATIVE, fn=fn, detail=dict(detail)), layout.dtype):
         raise SpecError(
-            f"{codec!r} cannot serve {fn} in {dtype}: it keeps derivatives of {', '.join(FAMILIES)}, and needs more "
-            "intervals than the derivative has jumps"
+            f"{codec!r} cannot serve {fn} in {layout.dtype}: it keeps derivatives of {', '.join(FAMILIES)}, and needs "
+            "more intervals than the derivative has jumps"
         )
-    layout = Layout.near(shape, stride, dtype, device)
-    return Recipe(layout, layout.stride != stride, kernels.code_packer(layout, buckets_for(codec, fn, detail)))
-
-
-_known_recipe = lru_cache(maxsize=4096)(_recipe)
+    return kernels.code_packer(layout, buckets_for(codec, fn, detail))
 
 
 @lru_cache(maxsize=1024)

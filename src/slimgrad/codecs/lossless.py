@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe, per_layout
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.masks import Bit, bit_of
 from slimgrad.errors import SavedTensorModifiedError, SpecError
@@ -76,33 +74,17 @@ def _pack_mask(tensor: Tensor, demand: Demand) -> Packed:
     on = None
     if demand.fn == "dropout" and tensor.numel():  # on a CPU only, where there is no device to wait for
         on = float(tensor.amax())
-    found = _mask_recipe if is_compiling() else _known_mask_recipe
-    what = (demand.fn, tuple(demand.detail.items()), on)
-    return found(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, *what).pack(tensor, demand)
+    return _mask_recipe(tensor, demand.fn, tuple(demand.detail.items()), on).pack(tensor, demand)
 
 
+@per_layout
 def _mask_recipe(
-    shape: torch.Size,
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    fn: str | None,
-    detail: tuple[tuple[str, Any], ...],
-    on: float | None,
-) -> Recipe:
-    bit = bit_of(fn, dict(detail), dtype)
+    layout: Layout, fn: str | None, detail: tuple[tuple[str, Any], ...], on: float | None
+) -> kernels.Packer:
+    bit = bit_of(fn, dict(detail), layout.dtype)
     if bit is None:
-        raise SpecError(f"Lossless cannot serve {Need.MASK} of {fn} in {dtype} by one exact bit")
-    layout = Layout.near(shape, stride, dtype, device)
-    packer = kernels.bit_packer(layout, bit.rule, bit.on if on is None else on, bit.off)
-    return Recipe(layout, layout.stride != stride, packer)
-
-
-_known_mask_recipe = lru_cache(maxsize=4096)(_mask_recipe)
-
-
-def _unpack_mask(packed: Packed) -> Tensor:
-    return packed.extra.unpack(packed.payload[0])  # type: ignore[no-any-return]
+        raise SpecError(f"Lossless cannot serve {Need.MASK} of {fn} in {layout.dtype} by one exact bit")
+    return kernels.bit_packer(layout, bit.rule, bit.on if on is None else on, bit.off)
 
 
 def _mask_bytes(shape: Sequence[int], dtype: torch.dtype, demand: Demand) -> int:
@@ -199,7 +181,7 @@ ITSELF_HANDLER = Handler(lambda demand, dtype: True, _pack_itself, KEEP.unpack, 
 
 HANDLERS: dict[Need, Handler] = {
     Need.NOTHING: Handler(lambda demand, dtype: True, _pack_shape, _unpack_shape, lambda shape, dtype, demand: 0),
-    Need.MASK: Handler(lambda demand, dtype: _bit(demand, dtype) is not None, _pack_mask, _unpack_mask, _mask_bytes),
+    Need.MASK: Handler(lambda demand, dtype: _bit(demand, dtype) is not None, _pack_mask, Recipe.unpack, _mask_bytes),
     Need.INDEX: Handler(_serves_index, _pack_index, _unpack_index, _index_bytes),
     Need.WEIGHT: Handler(_serves_weight, _pack_weight, _unpack_weight, lambda shape, dtype, demand: 0),
 }

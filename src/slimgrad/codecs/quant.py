@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe, per_layout
 from slimgrad.errors import SpecError
-from slimgrad.kernels import Layout
 from slimgrad.kernels.groups import DTYPES, GROUP_SIZES, PLANES, Groups
 from slimgrad.spec import Need
 
@@ -67,22 +64,13 @@ class Quant(Codec):
         return Demand(need=max(values, key=lambda need: need.rank), zeros=bool(masks))
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
-        how = self._zeros if demand.zeros else self._plain  # type: ignore[attr-defined]
-        found = _recipe if is_compiling() else _known_recipe
-        return found(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, how).pack(tensor, demand)
+        return _recipe(tensor, self._groups(demand)).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
-        return packed.extra.unpack(packed.payload[0])  # type: ignore[no-any-return]
+        return Recipe.unpack(packed)
 
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         return self._groups(demand).nbytes(math.prod(shape))
 
 
-def _recipe(
-    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, how: Groups
-) -> Recipe:
-    layout = Layout.near(shape, stride, dtype, device)
-    return Recipe(layout, layout.stride != stride, kernels.group_packer(layout, how))
-
-
-_known_recipe = lru_cache(maxsize=4096)(_recipe)
+_recipe = per_layout(kernels.group_packer)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,9 +131,7 @@ def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise, *, force: Bac
 
 def group_packer(layout: Layout, how: Groups) -> Packer:
     """`pack_groups` and `unpack_groups` for one layout."""
-    if launches_on(layout.device):
-        return twin("quant", layout.device, None).packer(layout, how)  # type: ignore[no-any-return]
-    return ByFunctions(
+    return _launched("quant", layout, how) or ByFunctions(
         lambda x: pack_groups(x, how),
         lambda packed: unpack_groups(packed, layout.shape, layout.stride, how, layout.dtype),
     )
@@ -140,10 +139,8 @@ def group_packer(layout: Layout, how: Groups) -> Packer:
 
 def bit_packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:
     """`pack_bits` and `unpack_bits` for one layout, of any shape."""
-    if launches_on(layout.device):
-        return twin("bits", layout.device, None).packer(layout, rule, on, off)  # type: ignore[no-any-return]
     n = math.prod(layout.shape)
-    return ByFunctions(
+    return _launched("bits", layout, rule, on, off) or ByFunctions(
         lambda x: pack_bits(layout.flat(x), rule),
         lambda packed: layout.restore(unpack_bits(packed, n, on, off, layout.dtype)),
     )
@@ -151,17 +148,17 @@ def bit_packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:
 
 def code_packer(layout: Layout, buckets: Buckets) -> Packer:
     """`pack_codes` and `unpack_codes` for one layout."""
-    if launches_on(layout.device):
-        return twin("buckets", layout.device, None).packer(layout, buckets)  # type: ignore[no-any-return]
-    return ByFunctions(
+    return _launched("buckets", layout, buckets) or ByFunctions(
         lambda x: pack_codes(x, buckets),
         lambda packed: unpack_codes(packed, layout.shape, layout.stride, buckets, layout.dtype),
     )
 
 
-def launches_on(device: torch.device) -> bool:
-    """Whether kernels are launched by hand there: on a GPU, unless a compiler is looking."""
-    return not is_compiling() and backend(device) == "triton"
+def _launched(name: str, layout: Layout, *what: Any) -> Packer | None:
+    """The packer that launches kernels; None off a GPU, while a compiler looks, and for dtypes without a kernel."""
+    if is_compiling() or backend(layout.device) != "triton":
+        return None
+    return twin(name, layout.device, None).packer(layout, *what)  # type: ignore[no-any-return]
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:

@@ -18,7 +18,6 @@ from torch import Tensor
 from slimgrad.kernels import reference
 from slimgrad.kernels.geometry import Layout
 from slimgrad.kernels.launch import ByLaunches, Launch
-from slimgrad.kernels.packers import ByFunctions, Packer
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 from slimgrad.kernels.tiles import float32
 
@@ -38,13 +37,10 @@ PATTERNS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @lru_cache(maxsize=4096)
-def packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:
+def packer(layout: Layout, rule: Interval, on: float, off: float) -> ByLaunches | None:
     n, dtype = math.prod(layout.shape), layout.dtype
     if dtype not in COMPARED:
-        return ByFunctions(
-            lambda x: reference.pack_bits(layout.flat(x), rule),
-            lambda bits: layout.restore(unpack_bits(bits, n, on, off, dtype)),
-        )
+        return None
     by_words = _packing(n, rule, dtype, words=True) if dtype == torch.bool else None
     packing = _packing(n, rule, dtype, words=False)
     return ByLaunches(layout, byte_count(n), packing, _unpacking(n, on, off, dtype), by_words, alignment=8)
@@ -52,7 +48,8 @@ def packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:
 
 def pack_bits(x: Tensor, rule: Interval) -> Tensor:
     check_flat(x)
-    return packer(Layout(x.shape, x.stride(), x.dtype, x.device), rule, 1.0, 0.0).pack(x)
+    made = packer(Layout(x.shape, x.stride(), x.dtype, x.device), rule, 1.0, 0.0)
+    return reference.pack_bits(x, rule) if made is None else made.pack(x)
 
 
 def unpack_bits(bits: Tensor, n: int, on: float, off: float, dtype: torch.dtype) -> Tensor:

@@ -16,7 +16,6 @@ from slimgrad.kernels import reference_codes
 from slimgrad.kernels.codes import Buckets, check_codes, check_floating, code_bytes, rows_of
 from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.launch import ByLaunches, Launch
-from slimgrad.kernels.packers import ByFunctions, Packer
 from slimgrad.kernels.tiles import float32
 
 BLOCK = 2048
@@ -31,12 +30,9 @@ MOST_IN_REGISTERS = tl.constexpr(4)
 
 
 @lru_cache(maxsize=4096)
-def packer(layout: Layout, buckets: Buckets) -> Packer:
+def packer(layout: Layout, buckets: Buckets) -> ByLaunches | None:
     if layout.dtype not in COMPARED:
-        return ByFunctions(
-            lambda x: reference_codes.pack_codes(x, buckets),
-            lambda packed: reference_codes.unpack_codes(packed, layout.shape, layout.stride, buckets, layout.dtype),
-        )
+        return None
     n, device = math.prod(layout.shape), layout.device
     programs, sizes = triton.cdiv(n, BLOCK), (n, rows_of(n))
     borders = torch.tensor(buckets.borders, dtype=torch.float32, device=device)
@@ -50,14 +46,18 @@ def packer(layout: Layout, buckets: Buckets) -> Packer:
 def pack_codes(x: Tensor, buckets: Buckets) -> Tensor:
     check_floating(x)
     check_dense("pack_codes", x)
-    return packer(Layout(x.shape, x.stride(), x.dtype, x.device), buckets).pack(x)
+    made = packer(Layout(x.shape, x.stride(), x.dtype, x.device), buckets)
+    return reference_codes.pack_codes(x, buckets) if made is None else made.pack(x)
 
 
 def unpack_codes(
     packed: Tensor, shape: Sequence[int], stride: Sequence[int], buckets: Buckets, dtype: torch.dtype
 ) -> Tensor:
     check_codes(packed, math.prod(shape), buckets.bits)
-    return packer(Layout(torch.Size(shape), tuple(stride), dtype, packed.device), buckets).unpack(packed)
+    made = packer(Layout(torch.Size(shape), tuple(stride), dtype, packed.device), buckets)
+    if made is None:
+        return reference_codes.unpack_codes(packed, shape, stride, buckets, dtype)
+    return made.unpack(packed)
 
 
 @triton.jit

@@ -89,8 +89,9 @@ def pack_codes(x: Tensor, borders: Sequence[float], values: Sequence[float], cen
 
 
 @pack_codes.register_fake
-def _(x: Tensor, borders: Sequence[float], *rest: Any) -> Tensor:
-    return x.new_empty(code_bytes(x.numel(), (len(borders) + 1).bit_length() - 1), dtype=torch.uint8)
+def _(x: Tensor, borders: Sequence[float], values: Sequence[float], centre: float, absolute: bool) -> Tensor:
+    bits = _buckets(tuple(borders), tuple(values), centre, absolute).bits
+    return x.new_empty(code_bytes(x.numel(), bits), dtype=torch.uint8)
 
 
 @custom_op("slimgrad::unpack_codes", mutates_args=())

@@ -31,11 +31,8 @@ FUSED = ("gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "hardswish", "mis
 def pointwise_forward(x: Tensor, unit: Pointwise, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     check_floating(x)
     check_dense("pointwise", x)
-    if x.dtype not in COMPARED:
-        return reference_codes.pointwise_forward(x, unit, out)
-    if unit.fused not in FUSED:
-        codes = separate.pack_codes(x, unit.buckets)
-        y = unit.f(x.detach())
+    if unit.fused not in FUSED or x.dtype not in COMPARED:
+        codes, y = separate.pack_codes(x, unit.buckets), unit.f(x.detach())
         return (y if out is None else out.copy_(y)), codes
     n = x.numel()
     y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) if out is None else out

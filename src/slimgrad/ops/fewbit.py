@@ -47,7 +47,7 @@ class FewBitFunction:
         """The same in an op that a compiler knows."""
         if self.table.function not in FAMILIES:
             raise SpecError(f"{self!r} has no name slimgrad knows, so torch.compile cannot take it; call it uncompiled")
-        y: Tensor = fewbit_forward(dense(x), self._text)[0]
+        y: Tensor = fewbit_forward(Layout.of(x).dense(x), self._text)[0]
         return x.copy_(y) if inplace else y
 
     def __repr__(self) -> str:
@@ -78,22 +78,17 @@ def fused_name(table: Table) -> str:
     return "" if parameters else table.function
 
 
-def dense(x: Tensor) -> Tensor:
-    """x itself, or a copy in the dense layout nearest to it."""
-    return Layout.near(x.shape, x.stride(), x.dtype, x.device).dense(x)
-
-
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, unit: Pointwise, inplace: bool) -> Tensor:
-        source = dense(x.detach())
-        if inplace and source.stride() != x.stride():
+        layout = Layout.of(x)
+        if inplace and layout.stride != x.stride():
             raise SpecError(f"in place needs a dense tensor, found shape {tuple(x.shape)} with strides {x.stride()}")
-        y, codes = kernels.pointwise_forward(source, unit, x if inplace else None)
+        y, codes = kernels.pointwise_forward(layout.dense(x.detach()), unit, x if inplace else None)
         if inplace:
             ctx.mark_dirty(x)
         ctx.save_for_backward(codes)
-        ctx.unit, ctx.layout = unit, Layout(source.shape, source.stride(), source.dtype, source.device)
+        ctx.unit, ctx.layout = unit, layout
         return y
 
     @staticmethod

@@ -182,8 +182,6 @@ class Frame(ABC):
                 f"{order.site.producer}, found {tensor.dtype} of rank {tensor.dim()} made by {producer_name(tensor)}"
             )
             return Kept(tensor)
-        if order.alone:
-            return Sealed(order, order.codec.pack(tensor, order.demand))
         return self.seal(tensor, order, order.demand_for(scope.shapes))
 
     def seal(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None = None) -> Sealed:
@@ -191,10 +189,10 @@ class Frame(ABC):
 
         `source` is what the tensor is a copy of, where its own graph cannot tell any more.
         """
+        if order.alone or demand.need in WITHOUT_PAYLOAD:
+            return Sealed(order, order.codec.pack(tensor, demand))
         if order.elementwise:
             return self._seal_elements(tensor, order, demand, source)
-        if demand.need in WITHOUT_PAYLOAD:
-            return Sealed(order, order.codec.pack(tensor, demand))
         storage = tensor.untyped_storage()
         sized_by = demand.key if order.sibling is not None else None
         key = (storage._cdata, tensor._version, view_of(tensor), order.family, sized_by)
@@ -218,8 +216,6 @@ class Frame(ABC):
 
     def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
         """The same where shape and strides are nothing to the codec."""
-        if order.alone:
-            return Sealed(order, order.codec.pack(tensor, demand))
         if order.sharing is Sharing.COPIES:
             return self._seal_copy(tensor, order, demand, source or origin(tensor))
         shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()

@@ -97,12 +97,24 @@ def asked(
     return Question(function, bits, (low, high), weight, name, even, continuous and bool(jumps), jumps)
 
 
-def _checked(bits: int, interval: Sequence[float], weight: str | Histogram) -> tuple[float, float, str]:
+def check_bits(who: str, bits: Any) -> None:
     if type(bits) is not int or not 1 <= bits <= 8:
-        raise SpecError(f"fewbit_table: bits must be an integer from 1 to 8, found {bits!r}")
-    if len(interval) != 2 or not -math.inf < interval[0] < interval[1] < math.inf:
-        raise SpecError(f"fewbit_table: interval must be (low, high) with low < high, both finite, found {interval!r}")
-    low, high = map(float, interval)
+        raise SpecError(f"{who}: bits must be an integer from 1 to 8, found {bits!r}")
+
+
+def checked_interval(who: str, interval: Any) -> tuple[float, float]:
+    try:
+        low, high = map(float, interval)
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not -math.inf < low < high < math.inf:
+        raise SpecError(f"{who}: interval must be (low, high) with low < high, both finite, found {interval!r}")
+    return low, high
+
+
+def _checked(bits: int, interval: Sequence[float], weight: str | Histogram) -> tuple[float, float, str]:
+    check_bits("fewbit_table", bits)
+    low, high = checked_interval("fewbit_table", interval)
     if isinstance(weight, str):
         if weight not in WEIGHTS:
             choices = ", ".join(WEIGHTS)
@@ -121,7 +133,12 @@ def _checked(bits: int, interval: Sequence[float], weight: str | Histogram) -> t
 
 
 def _histogram(weight: Histogram) -> tuple[Tensor, Tensor]:
-    edges, counts = (torch.as_tensor(part, dtype=torch.float64, device="cpu").flatten() for part in weight)
+    try:
+        edges, counts = (torch.as_tensor(part, dtype=torch.float64, device="cpu").flatten() for part in weight)
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"fewbit_table: a histogram is (edges, counts), two lists of numbers; found {weight!r}"
+        ) from error
     return edges, counts
 
 
