@@ -14,11 +14,10 @@ docs/measuring.md says what the figures mean.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +40,11 @@ def table(args: argparse.Namespace) -> list[Row]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=len(todo))
-        for title, systems in batches(todo, args.jobs):
-            progress.update(bar, description=f"{title}: {', '.join(systems)}")
-            commands = [worker_words(titles[title], system, args) for system in systems]
-            for system, (figures, seconds) in zip(systems, in_turn(commands, args.timeout), strict=True):
+        for first in range(0, len(todo), args.jobs):
+            batch = todo[first : first + args.jobs]
+            progress.update(bar, description="; ".join(f"{title}: {system}" for title, system in batch[:2]) + " ...")
+            commands = [worker_words(titles[title], system, args) for title, system in batch]
+            for (title, system), (figures, seconds) in zip(batch, in_turn(commands, args.timeout), strict=True):
                 row = row_of(title, system, figures, seconds)
                 rows = merged(rows, row)
                 if args.json:
@@ -52,14 +52,6 @@ def table(args: argparse.Namespace) -> list[Row]:
                 progress.console.print(said(row), markup=False, highlight=False, soft_wrap=True)
                 progress.advance(bar)
     return rows
-
-
-def batches(todo: Sequence[tuple[str, str]], jobs: int) -> Iterator[tuple[str, list[str]]]:
-    """The systems that prepare side by side: of one workload, and no more than `jobs`."""
-    for title, pairs in itertools.groupby(todo, key=lambda pair: pair[0]):
-        systems = [system for _, system in pairs]
-        for first in range(0, len(systems), jobs):
-            yield title, systems[first : first + jobs]
 
 
 def worker_words(workload: str, system: str, args: argparse.Namespace) -> list[str]:

@@ -25,7 +25,7 @@ def code(x: float, table: Buckets) -> int:
 def test_codes_count_the_borders_below_and_take_exactly_as_many_bits(bits: int, absolute: bool, n: int) -> None:
     table, x = buckets(bits, absolute=absolute), sample(n, torch.float32)
     packed = pack_codes(x, table)
-    assert packed.numel() == bits * math.ceil(n / 8) <= math.ceil(n * bits / 8) + bits
+    assert packed.numel() == bits * 128 * math.ceil(n / 1024) < math.ceil(n * bits / 8) + bits * 128
     found = unpack_codes(packed, (n,), (1,), table, torch.float32)
     narrow = Buckets(tuple(torch.tensor(table.borders).tolist()), table.values, table.centre, absolute)
     assert found.tolist() == [code(value, narrow) for value in x.tolist()]
@@ -60,7 +60,7 @@ def test_bad_input_is_refused() -> None:
         pack_codes(torch.randn(6, 10)[:, ::2], table)
     with pytest.raises(SpecError, match="floating-point"):
         pack_codes(torch.arange(6), table)
-    with pytest.raises(SpecError, match="2 contiguous bytes"):
+    with pytest.raises(SpecError, match="256 contiguous bytes"):
         unpack_codes(torch.zeros(7, dtype=torch.uint8), (6,), (1,), table, torch.float32)
     with pytest.raises(SpecError, match="one border fewer"):
         Buckets((0.0,), (1.0, 2.0, 3.0))

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from slimgrad.errors import SpecError
 from slimgrad.kernels import Groups, pack_groups, reference, unpack_groups
-from slimgrad.kernels.groups import DTYPES, GROUP_SIZES, LANES, PLANES, ROUNDS, THREADS, TILE
+from slimgrad.kernels.geometry import LANES, ROUNDS, THREADS, TILE
+from slimgrad.kernels.groups import DTYPES, GROUP_SIZES, PLANES
 from tests.kernels.cases import INF, same_bits, sample
 
 BITS = tuple(PLANES)

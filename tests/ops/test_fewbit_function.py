@@ -42,7 +42,7 @@ def test_forward_is_exact_and_backward_is_the_level(name: str, dtype: torch.dtyp
     f, (x, dy) = made(name), inputs(device, dtype)
     y = f(x)
     y.backward(dy)
-    exact = STOCK[name][0](x.detach().double())
+    exact = STOCK[name][0](x.detach().cpu().double()).to(device)  # CUDA takes a sixth in single precision
     assert ((y.double() - exact).abs() <= ROUNDING[dtype] * (1 + exact.abs())).all()
     expected = expected_gradient(f, x, dy)
     tiny = torch.finfo(dtype).smallest_normal
@@ -61,7 +61,7 @@ def kept(call: Callable[[], Tensor]) -> list[Tensor]:
 def test_nothing_is_kept_but_the_bits(bits: int, device: torch.device) -> None:
     f, (x, _) = sg.fewbit_function("silu", bits), inputs(device)
     (codes,) = kept(lambda: f(x))
-    assert codes.dtype == torch.uint8 and codes.nbytes == bits * math.ceil(33 * 70 / 8)
+    assert codes.dtype == torch.uint8 and codes.nbytes == bits * 128 * math.ceil(33 * 70 / 1024)
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -1,4 +1,4 @@
-"""Few-bit codes in Triton: the twin of reference_codes.py. A program treats BLOCK elements as rows of eight."""
+"""Few-bit codes in Triton: the twin of reference_codes.py. A warp treats a tile; see NOTE [Tiles of codes], codes.py."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -6,20 +6,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from slimgrad.kernels import reference_codes
-from slimgrad.kernels.codes import Buckets, check_codes, check_floating, code_bytes, rows_of
+from slimgrad.kernels import geometry, reference_codes
+from slimgrad.kernels.codes import Buckets, check_codes, check_floating, code_bytes, tiles_of
 from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.halves import above, has_pairs, words_of
 from slimgrad.kernels.launch import ByLaunches, Launch
-from slimgrad.kernels.tiles import float32
+from slimgrad.kernels.tiles import LANES, ROUNDS, TILE, float32
 
-BLOCK = 2048
-"""Elements per program; a power of two."""
 WARPS = 4
 
 COMPARED = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,13 +34,34 @@ def packer(layout: Layout, buckets: Buckets) -> ByLaunches | None:
     if layout.dtype not in COMPARED:
         return None
     n, device = math.prod(layout.shape), layout.device
-    programs, sizes = triton.cdiv(n, BLOCK), (n, rows_of(n))
-    borders = torch.tensor(buckets.borders, dtype=torch.float32, device=device)
     values = torch.tensor(buckets.values, dtype=torch.float64).to(layout.dtype).to(device)
-    how = (buckets.centre, buckets.absolute, buckets.bits, BLOCK)
-    packing = Launch(_pack_kernel, programs, *sizes, *how, constants=(borders,), num_warps=WARPS)
-    unpacking = Launch(_unpack_kernel, programs, *sizes, *how[2:], constants=(values,), num_warps=WARPS)
+    borders, how = compared(buckets, layout.dtype, device)
+    packing = launch(_pack_kernel, n, *how, constants=(borders,))
+    unpacking = launch(_unpack_kernel, n, buckets.bits, constants=(values,))
     return ByLaunches(layout, code_bytes(n, buckets.bits), packing, unpacking)
+
+
+def launch(kernel: Any, n: int, *how: Any, constants: tuple[Tensor, ...]) -> Launch:
+    """Of a kernel whose programs take a tile per warp of n elements."""
+    programs = triton.cdiv(tiles_of(n), WARPS)
+    return Launch(kernel, programs, n, tiles_of(n), *how, WARPS * geometry.THREADS, constants=constants, num_warps=WARPS)
+
+
+def compared(buckets: Buckets, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, tuple[Any, ...]]:
+    """The borders as `code_rows` wants them, and its other arguments."""
+    pairs = has_pairs(dtype, device) and buckets.bits <= MOST_IN_REGISTERS.value and buckets.centre == 0.0
+    borders = torch.tensor(buckets.borders, dtype=torch.float32)
+    if pairs:
+        low = _rounded_down(borders, dtype).view(torch.int16).to(torch.int32) & 0xFFFF
+        borders = low | low << 16
+    return borders.to(device), (buckets.centre, buckets.absolute, buckets.bits, pairs)
+
+
+def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The largest numbers of `dtype` that are not above: a number of that type is above both or above neither."""
+    near = x.to(dtype)
+    below = torch.nextafter(near, torch.full_like(near, -math.inf))
+    return torch.where(near > x, below, near)
 
 
 def pack_codes(x: Tensor, buckets: Buckets) -> Tensor:
@@ -94,7 +115,7 @@ def _code_4(x, t_ptr):
 
 
 @triton.jit
-def code_of(x, t_ptr, BITS: tl.constexpr):
+def _code_of(x, t_ptr, BITS: tl.constexpr):
     """The code of each x (float32) between the borders at t_ptr."""
     if BITS == 1:
         code = _code_1(x, tl.load(t_ptr))
@@ -121,93 +142,231 @@ def code_of(x, t_ptr, BITS: tl.constexpr):
     return code
 
 
-@triton.jit
-def store_plane(out_ptr, codes, row, exists, SHIFT: tl.constexpr, WIDTH: tl.constexpr):
-    """WIDTH bits of each code from bit SHIFT on, a word per row."""
-    lane = tl.arange(0, 8)[None, :]
-    if WIDTH == 8:
-        tl.store(out_ptr + row[:, None] * 8 + lane, codes.to(tl.uint8), mask=exists[:, None])
-    else:
-        word = tl.sum(((codes >> SHIFT) & ((1 << WIDTH) - 1)) << (lane * WIDTH), 1)
-        if WIDTH == 4:
-            tl.store(out_ptr.to(tl.pointer_type(tl.int32)) + row, word, mask=exists)
-        elif WIDTH == 2:
-            tl.store(out_ptr.to(tl.pointer_type(tl.int16)) + row, word.to(tl.int16), mask=exists)
-        else:
-            tl.store(out_ptr.to(tl.pointer_type(tl.int8)) + row, word.to(tl.int8), mask=exists)
+# --- tiles: [rounds, threads, lanes] of elements, [rounds, threads] of rows --------------------------------------------
 
 
 @triton.jit
-def load_plane(packed_ptr, row, exists, WIDTH: tl.constexpr):
-    """The bits of one plane, an element each."""
-    lane = tl.arange(0, 8)[None, :]
-    if WIDTH == 8:
-        return tl.load(packed_ptr + row[:, None] * 8 + lane, mask=exists[:, None], other=0).to(tl.int32)
-    if WIDTH == 4:
-        word = tl.load(packed_ptr.to(tl.pointer_type(tl.int32)) + row, mask=exists, other=0)
-    elif WIDTH == 2:
-        word = tl.load(packed_ptr.to(tl.pointer_type(tl.int16)) + row, mask=exists, other=0).to(tl.int32)
-    else:
-        word = tl.load(packed_ptr + row, mask=exists, other=0).to(tl.int32)
-    return (word[:, None] >> (lane * WIDTH)) & ((1 << WIDTH) - 1)
+def is_whole(n, THREADS: tl.constexpr):
+    """Whether all elements of the program's tiles exist. Those programs ask for no element whether it does: the asking
+    took a third of their instructions.
+    """
+    return (tl.program_id(0) + 1).to(tl.int64) * (THREADS * ROUNDS * LANES) <= n
 
 
 @triton.jit
-def store_codes(out_ptr, codes, row, exists, rows, BITS: tl.constexpr):
-    """All planes, as PLANES in codes.py lists them."""
-    if BITS == 8:
-        store_plane(out_ptr, codes, row, exists, 0, 8)
-    else:
-        FOUR: tl.constexpr = BITS & 4
-        TWO: tl.constexpr = BITS & 2
-        if FOUR:
-            store_plane(out_ptr, codes, row, exists, 0, 4)
-        if TWO:
-            store_plane(out_ptr + rows * FOUR, codes, row, exists, FOUR, 2)
-        if BITS & 1:
-            store_plane(out_ptr + rows * (FOUR + TWO), codes, row, exists, FOUR + TWO, 1)
+def _cells(THREADS: tl.constexpr):
+    """Where in memory the elements of a program's tiles lie."""
+    thread = tl.arange(0, THREADS)[None, :, None]
+    tile = tl.program_id(0).to(tl.int64) * (THREADS // 32) + thread // 32
+    within = tl.arange(0, ROUNDS)[:, None, None] * (TILE // ROUNDS) + (thread % 32) * LANES
+    return tile * TILE + within + tl.arange(0, LANES)[None, None, :]
 
 
 @triton.jit
-def load_codes(packed_ptr, row, exists, rows, BITS: tl.constexpr):
-    FOUR: tl.constexpr = BITS & 4
-    TWO: tl.constexpr = BITS & 2
-    codes = tl.zeros([row.shape[0], 8], tl.int32)
-    if BITS == 8:
-        codes = load_plane(packed_ptr, row, exists, 8)
-    else:
-        if FOUR:
-            codes = load_plane(packed_ptr, row, exists, 4)
-        if TWO:
-            codes |= load_plane(packed_ptr + rows * FOUR, row, exists, 2) << FOUR
-        if BITS & 1:
-            codes |= load_plane(packed_ptr + rows * (FOUR + TWO), row, exists, 1) << (FOUR + TWO)
-    return codes
+def load_cells(ptr, n, THREADS: tl.constexpr, WHOLE: tl.constexpr):
+    cell = _cells(THREADS)
+    if WHOLE:
+        return tl.load(ptr + cell)
+    return tl.load(ptr + cell, mask=cell < n, other=0.0)
 
 
-@triton.jit(do_not_specialize=["n", "rows"])
-def _pack_kernel(
-    x_ptr, out_ptr, t_ptr, n, rows, centre, ABSOLUTE: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
-    cell = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    if (tl.program_id(0) + 1).to(tl.int64) * BLOCK <= n:
-        x = float32(tl.load(x_ptr + cell))
+@triton.jit
+def store_cells(ptr, values, n, THREADS: tl.constexpr, WHOLE: tl.constexpr):
+    cell = _cells(THREADS)
+    if WHOLE:
+        tl.store(ptr + cell, values)
     else:
-        x = float32(tl.load(x_ptr + cell, mask=cell < n, other=0.0))
+        tl.store(ptr + cell, values, mask=cell < n)
+
+
+@triton.jit
+def _nibbles():
+    """Where in a row's word the codes of its elements begin: those with even numbers first."""
+    lane = tl.arange(0, LANES)[None, None, :]
+    return (lane % 2) * 16 + (lane // 2) * 4
+
+
+@triton.jit
+def _rows_of_pairs(words, t_ptr, ABSOLUTE: tl.constexpr, BITS: tl.constexpr, HALF: tl.constexpr):
+    """The rows of two elements a word: each border adds -1 to the half that lies above it.
+
+    A carry out of the lower half takes 1 from the upper one, once per count; times -65537 undoes that and the sign.
+    """
     if ABSOLUTE:
-        x = tl.abs(x - centre)
-    codes = tl.where(cell < n, code_of(x, t_ptr, BITS), 0)
-    store_codes(out_ptr, codes, row, row < rows, rows.to(tl.int64), BITS)
+        words = words & 0x7FFF7FFF
+    counted = tl.zeros_like(words)
+    for border in tl.static_range((1 << BITS) - 1):
+        counted += above(words, tl.load(t_ptr + border).to(tl.uint32, bitcast=True), HALF)
+    places = tl.arange(0, LANES // 2)[None, None, :] * 4
+    return (tl.sum(counted << places, 2) * 0xFFFEFFFF).to(tl.int32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["n", "rows"])
-def _unpack_kernel(packed_ptr, out_ptr, v_ptr, n, rows, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
-    cell = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    codes = load_codes(packed_ptr, row, row < rows, rows.to(tl.int64), BITS)
-    values = tl.load(v_ptr + codes)
-    if (tl.program_id(0) + 1).to(tl.int64) * BLOCK <= n:
-        tl.store(out_ptr + cell, values)
+@triton.jit
+def code_rows(x, t_ptr, centre, ABSOLUTE: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr):
+    """A word per row with the low four bits of its codes, and one with the others."""
+    if PAIRS:
+        low = _rows_of_pairs(words_of(x), t_ptr, ABSOLUTE, BITS, x.dtype)
+        high = low
     else:
-        tl.store(out_ptr + cell, values, mask=cell < n)
+        at = float32(x)
+        if ABSOLUTE:
+            at = tl.abs(at - centre)
+        codes = _code_of(at, t_ptr, BITS)
+        low = tl.sum((codes & 15) << _nibbles(), 2)
+        high = tl.sum((codes >> 4) << _nibbles(), 2)
+    return low, high
+
+
+@triton.jit
+def _plane(ptr, SHIFT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, THREADS: tl.constexpr):
+    """Where the words of a plane lie, [threads, words], and in which tile; SHIFT is what comes before, in words too."""
+    thread = tl.arange(0, THREADS)[:, None]
+    tile = tl.program_id(0) * (THREADS // 32) + thread // 32
+    place = tile.to(tl.int64) * (32 * BITS) + 32 * SHIFT + (thread % 32) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    return ptr.to(tl.pointer_type(tl.int32)) + place, tile
+
+
+@triton.jit
+def _store_plane(
+    ptr,
+    rows,
+    tiles,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BITS: tl.constexpr,
+    THREADS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """WIDTH bits of every code: 4 / WIDTH rows share a word."""
+    SHARE: tl.constexpr = ROUNDS // WIDTH
+    if WIDTH == 4:
+        words = rows
+    else:
+        part = (rows >> (SHIFT % 4)) & (0x11111111 * ((1 << WIDTH) - 1))
+        turns = tl.arange(0, SHARE)[None, :, None] * WIDTH
+        words = tl.sum(tl.reshape(part, [WIDTH, SHARE, THREADS]) << turns, 1)
+    place, tile = _plane(ptr, SHIFT, WIDTH, BITS, THREADS)
+    if WHOLE:
+        tl.store(place, tl.trans(words))
+    else:
+        tl.store(place, tl.trans(words), mask=tile < tiles)
+
+
+@triton.jit
+def _load_plane(
+    ptr,
+    tiles,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BITS: tl.constexpr,
+    THREADS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    SHARE: tl.constexpr = ROUNDS // WIDTH
+    place, tile = _plane(ptr, SHIFT, WIDTH, BITS, THREADS)
+    if WHOLE:  # noqa: SIM108
+        words = tl.trans(tl.load(place))
+    else:
+        words = tl.trans(tl.load(place, mask=tile < tiles, other=0))
+    if WIDTH == 4:
+        return words
+    part = words[:, None, :] >> (tl.arange(0, SHARE)[None, :, None] * WIDTH)
+    return (tl.reshape(part, [ROUNDS, THREADS]) & (0x11111111 * ((1 << WIDTH) - 1))) << (SHIFT % 4)
+
+
+@triton.jit
+def store_codes(ptr, low, high, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
+    """The planes, as PLANES in codes.py lists them."""
+    TWO: tl.constexpr = BITS & 2
+    if BITS < 4:
+        if TWO:
+            _store_plane(ptr, low, tiles, 0, 2, BITS, THREADS, WHOLE)
+        if BITS & 1:
+            _store_plane(ptr, low, tiles, TWO, 1, BITS, THREADS, WHOLE)
+    else:
+        _store_plane(ptr, low, tiles, 0, 4, BITS, THREADS, WHOLE)
+        if BITS == 8:
+            _store_plane(ptr, high, tiles, 4, 4, BITS, THREADS, WHOLE)
+        if TWO:
+            _store_plane(ptr, high, tiles, 4, 2, BITS, THREADS, WHOLE)
+        if BITS & 1:
+            _store_plane(ptr, high, tiles, 4 + TWO, 1, BITS, THREADS, WHOLE)
+
+
+@triton.jit
+def load_codes(ptr, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
+    """The code of each element."""
+    TWO: tl.constexpr = BITS & 2
+    low = tl.zeros([ROUNDS, THREADS], tl.int32)
+    high = low
+    if BITS < 4:
+        if TWO:
+            low |= _load_plane(ptr, tiles, 0, 2, BITS, THREADS, WHOLE)
+        if BITS & 1:
+            low |= _load_plane(ptr, tiles, TWO, 1, BITS, THREADS, WHOLE)
+    else:
+        low = _load_plane(ptr, tiles, 0, 4, BITS, THREADS, WHOLE)
+        if BITS == 8:
+            high = _load_plane(ptr, tiles, 4, 4, BITS, THREADS, WHOLE)
+        if TWO:
+            high |= _load_plane(ptr, tiles, 4, 2, BITS, THREADS, WHOLE)
+        if BITS & 1:
+            high |= _load_plane(ptr, tiles, 4 + TWO, 1, BITS, THREADS, WHOLE)
+    code = (low[:, :, None] >> _nibbles()) & 15
+    if BITS > 4:
+        code |= ((high[:, :, None] >> _nibbles()) & 15) << 4
+    return code
+
+
+@triton.jit
+def _pack_tiles(
+    x_ptr,
+    out_ptr,
+    t_ptr,
+    n,
+    tiles,
+    centre,
+    ABSOLUTE: tl.constexpr,
+    BITS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    THREADS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    x = load_cells(x_ptr, n, THREADS, WHOLE)
+    low, high = code_rows(x, t_ptr, centre, ABSOLUTE, BITS, PAIRS)
+    store_codes(out_ptr, low, high, tiles, BITS, THREADS, WHOLE)
+
+
+@triton.jit(do_not_specialize=["n", "tiles"])
+def _pack_kernel(
+    x_ptr,
+    out_ptr,
+    t_ptr,
+    n,
+    tiles,
+    centre,
+    ABSOLUTE: tl.constexpr,
+    BITS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    if is_whole(n, THREADS):
+        _pack_tiles(x_ptr, out_ptr, t_ptr, n, tiles, centre, ABSOLUTE, BITS, PAIRS, THREADS, True)
+    else:
+        _pack_tiles(x_ptr, out_ptr, t_ptr, n, tiles, centre, ABSOLUTE, BITS, PAIRS, THREADS, False)
+
+
+@triton.jit
+def _unpack_tiles(
+    packed_ptr, out_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr
+):
+    values = tl.load(v_ptr + load_codes(packed_ptr, tiles, BITS, THREADS, WHOLE))
+    store_cells(out_ptr, values, n, THREADS, WHOLE)
+
+
+@triton.jit(do_not_specialize=["n", "tiles"])
+def _unpack_kernel(packed_ptr, out_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr):
+    if is_whole(n, THREADS):
+        _unpack_tiles(packed_ptr, out_ptr, v_ptr, n, tiles, BITS, THREADS, True)
+    else:
+        _unpack_tiles(packed_ptr, out_ptr, v_ptr, n, tiles, BITS, THREADS, False)

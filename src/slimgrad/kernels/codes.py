@@ -1,8 +1,15 @@
 """Few-bit codes: which of a few intervals an element lies in. What a packed buffer holds, and both twins' checks.
 
 With borders t, the code of x counts those that are not at or above it, so that x belongs to the first interval whose
-border is not below it; a NaN belongs to the last. Eight elements are a row: each plane of code bits holds the codes of
-a row side by side, the first in the low bits, and has whole rows. So b bits of n elements are b * ceil(n / 8) bytes.
+border is not below it; a NaN belongs to the last.
+
+NOTE [Tiles of codes]
+A tile is 1024 elements as a warp of a GPU reads them: in each of 4 rounds, 32 threads read a row of 8 consecutive
+elements. The codes of a row fill the nibbles of a 32-bit word, those of elements 0, 2, 4 and 6 below those of 1, 3, 5
+and 7, because a GPU compares two 16-bit floats at once and counts in both halves of a register. Codes of more than 4
+bits take a second nibble. A plane holds 4, 2 or 1 bits of every nibble, so that 1, 2 or all 4 rows of a thread share a
+word. A tile's planes follow each other, and the last tile is filled up with zeros: b bits of n elements are
+b * 128 bytes for each tile, ceil(n * b / 8) bytes and less than b * 128 more.
 """
 
 from __future__ import annotations
@@ -14,11 +21,10 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
+from slimgrad.kernels.geometry import TILE
 
-PLANES: dict[int, tuple[int, ...]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
-"""Bits per code -> widths of the planes that hold them, the low bits first; wide planes first, so that words align."""
-
-ROW = 8
+PLANES: dict[int, tuple[int, ...]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (4, 4)}
+"""Bits per code -> widths of the planes that hold them, the low bits first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +68,13 @@ class Pointwise:
     """The name of the kernel that computes f and the codes in one pass; empty if there is none."""
 
 
-def rows_of(n: int) -> int:
-    return -(-n // ROW)
+def tiles_of(n: int) -> int:
+    return -(-n // TILE)
 
 
 def code_bytes(n: int, bits: int) -> int:
     """Bytes of the whole buffer."""
-    return bits * rows_of(n)
+    return tiles_of(n) * bits * (TILE // 8)
 
 
 def check_codes(packed: Tensor, n: int, bits: int) -> None:

@@ -12,6 +12,10 @@ from torch import Tensor
 
 from slimgrad.errors import SpecError
 
+ROUNDS, THREADS, LANES = 4, 32, 8
+TILE = ROUNDS * THREADS * LANES
+"""Elements as a warp of a GPU reads them: 16 bytes of 16-bit floats per thread and round."""
+
 MAX_WINDOW = 255
 """Positions inside a window that one byte can tell apart, beside NO_POSITION."""
 

@@ -42,13 +42,10 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels import codes
+from slimgrad.kernels.geometry import TILE
 
-PLANES = {bits: codes.PLANES[bits] for bits in (8, 4, 3, 2)}
+PLANES: dict[int, tuple[int, ...]] = {8: (8,), 4: (4,), 3: (2, 1), 2: (2,)}
 """Bits per code -> widths of the planes that hold them, the low bits first."""
-
-ROUNDS, THREADS, LANES = 4, 32, 8
-TILE = ROUNDS * THREADS * LANES
 
 GROUP_SIZES = (32, 64, 128, 256, 512, 1024)
 SCALE_BYTES = 4

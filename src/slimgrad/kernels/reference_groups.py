@@ -8,19 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slimgrad.kernels.geometry import check_dense
-from slimgrad.kernels.groups import (
-    LANES,
-    PLANES,
-    ROUNDS,
-    SPECIALS,
-    TAME,
-    THREADS,
-    TILE,
-    Groups,
-    check_groups,
-    check_packed,
-)
+from slimgrad.kernels.geometry import LANES, ROUNDS, THREADS, TILE, check_dense
+from slimgrad.kernels.groups import PLANES, SPECIALS, TAME, Groups, check_groups, check_packed
 from slimgrad.kernels.reference import chunks, unwoven, woven
 
 GOLDEN = 0x9E3779B9

@@ -8,12 +8,12 @@ import os
 import triton
 import triton.language as tl
 
-from slimgrad.kernels import groups
+from slimgrad.kernels import geometry, groups
 
-ROUNDS = tl.constexpr(groups.ROUNDS)
-THREADS = tl.constexpr(groups.THREADS)
-LANES = tl.constexpr(groups.LANES)
-TILE = tl.constexpr(groups.TILE)
+ROUNDS = tl.constexpr(geometry.ROUNDS)
+THREADS = tl.constexpr(geometry.THREADS)
+LANES = tl.constexpr(geometry.LANES)
+TILE = tl.constexpr(geometry.TILE)
 SPECIALS = tl.constexpr(groups.SPECIALS)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 """The interpreter walks through a custom reduction element by element, but its own ones propagate NaN; and it cuts bits
