@@ -16,11 +16,14 @@ from torch import Tensor
 from slimgrad.kernels import geometry, reference_codes
 from slimgrad.kernels.codes import Buckets, check_codes, check_floating, code_bytes, tiles_of
 from slimgrad.kernels.geometry import Layout, check_dense
-from slimgrad.kernels.halves import above, has_pairs, words_of
+from slimgrad.kernels.halves import HALVES, above, has_pairs
 from slimgrad.kernels.launch import ByLaunches, Launch
 from slimgrad.kernels.tiles import LANES, ROUNDS, TILE, float32
 
-WARPS = 4
+WARPS = 1
+TURNS = 2
+REGISTERS = 64
+WORD_BYTES = 4
 
 COMPARED = (torch.float32, torch.bfloat16, torch.float16)
 """What is compared in float32. Double precision: the reference."""
@@ -35,26 +38,35 @@ def packer(layout: Layout, buckets: Buckets) -> ByLaunches | None:
         return None
     n, device = math.prod(layout.shape), layout.device
     values = torch.tensor(buckets.values, dtype=torch.float64).to(layout.dtype).to(device)
-    borders, how = compared(buckets, layout.dtype, device)
-    packing = launch(_pack_kernel, n, *how, constants=(borders,))
+    packing, wide = (
+        launch(_pack_kernel, n, *how, constants=(borders_on(buckets, layout.dtype, device),), turns=TURNS)
+        for how in ways(buckets, layout.dtype, device)
+    )
     unpacking = launch(_unpack_kernel, n, buckets.bits, constants=(values,))
-    return ByLaunches(layout, code_bytes(n, buckets.bits), packing, unpacking)
+    return ByLaunches(layout, code_bytes(n, buckets.bits), packing, unpacking, wide, WORD_BYTES)
 
 
-def launch(kernel: Any, n: int, *how: Any, constants: tuple[Tensor, ...]) -> Launch:
-    """Of a kernel whose programs take a tile per warp of n elements."""
-    programs = triton.cdiv(tiles_of(n), WARPS)
-    return Launch(kernel, programs, n, tiles_of(n), *how, WARPS * geometry.THREADS, constants=constants, num_warps=WARPS)
+def launch(kernel: Any, n: int, *how: Any, constants: tuple[Tensor, ...], turns: int = 1) -> Launch:
+    """Of a kernel whose programs take `turns` tiles per warp of n elements."""
+    programs = triton.cdiv(tiles_of(n), WARPS * turns)
+    args = (n, tiles_of(n), *how, WARPS * geometry.THREADS, turns)
+    return Launch(kernel, programs, *args, constants=constants, num_warps=WARPS, maxnreg=REGISTERS)
 
 
-def compared(buckets: Buckets, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, tuple[Any, ...]]:
-    """The borders as `code_rows` wants them, and its other arguments."""
+def ways(buckets: Buckets, dtype: torch.dtype, device: torch.device) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What the kernels want to know: one element at a time, and two where that is possible and words are aligned."""
     pairs = has_pairs(dtype, device) and buckets.bits <= MOST_IN_REGISTERS.value and buckets.centre == 0.0
+    how = (buckets.centre, buckets.absolute, buckets.bits)
+    return (*how, False), (*how, pairs)
+
+
+def borders_on(buckets: Buckets, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The borders, in single precision and then, for 16-bit floats, as words of two of those."""
     borders = torch.tensor(buckets.borders, dtype=torch.float32)
-    if pairs:
+    if dtype in HALVES:
         low = _rounded_down(borders, dtype).view(torch.int16).to(torch.int32) & 0xFFFF
-        borders = low | low << 16
-    return borders.to(device), (buckets.centre, buckets.absolute, buckets.bits, pairs)
+        borders = torch.cat([borders, (low | low << 16).view(torch.float32)])
+    return borders.to(device)
 
 
 def _rounded_down(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -142,94 +154,157 @@ def _code_of(x, t_ptr, BITS: tl.constexpr):
     return code
 
 
-# --- tiles: [rounds, threads, lanes] of elements, [rounds, threads] of rows --------------------------------------------
+# --- tiles: four rounds of [threads, lanes] elements, or [threads, lanes / 2] words of two ------------------------------
+#
+# Rounds are tensors of their own: of one tensor [rounds, threads, lanes], some versions of Triton spread the rounds over
+# threads, and sums over lanes then cross them.
 
 
 @triton.jit
-def is_whole(n, THREADS: tl.constexpr):
+def is_whole(n, THREADS: tl.constexpr, TURNS: tl.constexpr):
     """Whether all elements of the program's tiles exist. Those programs ask for no element whether it does: the asking
     took a third of their instructions.
     """
-    return (tl.program_id(0) + 1).to(tl.int64) * (THREADS * ROUNDS * LANES) <= n
+    return (tl.program_id(0) + 1).to(tl.int64) * (TURNS * THREADS * ROUNDS * LANES) <= n
 
 
 @triton.jit
-def _cells(THREADS: tl.constexpr):
-    """Where in memory the elements of a program's tiles lie."""
-    thread = tl.arange(0, THREADS)[None, :, None]
-    tile = tl.program_id(0).to(tl.int64) * (THREADS // 32) + thread // 32
-    within = tl.arange(0, ROUNDS)[:, None, None] * (TILE // ROUNDS) + (thread % 32) * LANES
-    return tile * TILE + within + tl.arange(0, LANES)[None, None, :]
+def _cells(block, round: tl.constexpr, THREADS: tl.constexpr):
+    """Where in memory the elements of a round lie. A block is a tile for each warp."""
+    thread = tl.arange(0, THREADS)[:, None]
+    row = (block.to(tl.int64) * (THREADS // 32) + thread // 32) * (TILE // LANES) + round * 32 + thread % 32
+    return row * LANES + tl.arange(0, LANES)[None, :]
 
 
 @triton.jit
-def load_cells(ptr, n, THREADS: tl.constexpr, WHOLE: tl.constexpr):
-    cell = _cells(THREADS)
-    if WHOLE:
-        return tl.load(ptr + cell)
-    return tl.load(ptr + cell, mask=cell < n, other=0.0)
+def _words(block, round: tl.constexpr, THREADS: tl.constexpr):
+    """The same of their words."""
+    thread = tl.arange(0, THREADS)[:, None]
+    row = (block.to(tl.int64) * (THREADS // 32) + thread // 32) * (TILE // LANES) + round * 32 + thread % 32
+    return row * (LANES // 2) + tl.arange(0, LANES // 2)[None, :]
 
 
 @triton.jit
-def store_cells(ptr, values, n, THREADS: tl.constexpr, WHOLE: tl.constexpr):
-    cell = _cells(THREADS)
-    if WHOLE:
-        tl.store(ptr + cell, values)
+def _load_cells(ptr, block, round: tl.constexpr, n, THREADS: tl.constexpr, WHOLE: tl.constexpr, PAIRS: tl.constexpr):
+    if WHOLE and PAIRS:
+        x = tl.load(ptr.to(tl.pointer_type(tl.uint32)) + _words(block, round, THREADS))
+    elif WHOLE:
+        x = tl.load(ptr + _cells(block, round, THREADS))
     else:
+        cell = _cells(block, round, THREADS)
+        x = tl.load(ptr + cell, mask=cell < n, other=0.0)
+    return x
+
+
+@triton.jit
+def load_block(ptr, block, n, THREADS: tl.constexpr, WHOLE: tl.constexpr, PAIRS: tl.constexpr):
+    """Its four rounds: words of two elements with PAIRS, if all exist; single elements else."""
+    return (
+        _load_cells(ptr, block, 0, n, THREADS, WHOLE, PAIRS),
+        _load_cells(ptr, block, 1, n, THREADS, WHOLE, PAIRS),
+        _load_cells(ptr, block, 2, n, THREADS, WHOLE, PAIRS),
+        _load_cells(ptr, block, 3, n, THREADS, WHOLE, PAIRS),
+    )
+
+
+@triton.jit
+def store_cells(
+    ptr,
+    values,
+    block,
+    round: tl.constexpr,
+    n,
+    THREADS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """A round, as it was loaded."""
+    if WHOLE and PAIRS:
+        tl.store(ptr.to(tl.pointer_type(tl.uint32)) + _words(block, round, THREADS), values)
+    elif WHOLE:
+        tl.store(ptr + _cells(block, round, THREADS), values)
+    else:
+        cell = _cells(block, round, THREADS)
         tl.store(ptr + cell, values, mask=cell < n)
 
 
 @triton.jit
 def _nibbles():
     """Where in a row's word the codes of its elements begin: those with even numbers first."""
-    lane = tl.arange(0, LANES)[None, None, :]
+    lane = tl.arange(0, LANES)[None, :]
     return (lane % 2) * 16 + (lane // 2) * 4
 
 
 @triton.jit
-def _rows_of_pairs(words, t_ptr, ABSOLUTE: tl.constexpr, BITS: tl.constexpr, HALF: tl.constexpr):
-    """The rows of two elements a word: each border adds -1 to the half that lies above it.
+def _row_of_pairs(words, t_ptr, ABSOLUTE: tl.constexpr, BITS: tl.constexpr, HALF: tl.constexpr):
+    """The codes of two elements a word: each border adds -1 to the half that lies above it.
 
     A carry out of the lower half takes 1 from the upper one, once per count; times -65537 undoes that and the sign.
     """
+    BORDERS: tl.constexpr = (1 << BITS) - 1
     if ABSOLUTE:
         words = words & 0x7FFF7FFF
     counted = tl.zeros_like(words)
-    for border in tl.static_range((1 << BITS) - 1):
-        counted += above(words, tl.load(t_ptr + border).to(tl.uint32, bitcast=True), HALF)
-    places = tl.arange(0, LANES // 2)[None, None, :] * 4
-    return (tl.sum(counted << places, 2) * 0xFFFEFFFF).to(tl.int32, bitcast=True)
+    for border in tl.static_range(BORDERS):
+        counted += above(words, tl.load(t_ptr + BORDERS + border).to(tl.uint32, bitcast=True), HALF)
+    places = tl.arange(0, LANES // 2)[None, :] * 4
+    return (tl.sum(counted << places, 1) * 0xFFFEFFFF).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def code_rows(x, t_ptr, centre, ABSOLUTE: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr):
+def _code_row(
+    x, t_ptr, centre, ABSOLUTE: tl.constexpr, BITS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr
+):
     """A word per row with the low four bits of its codes, and one with the others."""
     if PAIRS:
-        low = _rows_of_pairs(words_of(x), t_ptr, ABSOLUTE, BITS, x.dtype)
+        low = _row_of_pairs(x, t_ptr, ABSOLUTE, BITS, HALF)
         high = low
     else:
         at = float32(x)
         if ABSOLUTE:
             at = tl.abs(at - centre)
-        codes = _code_of(at, t_ptr, BITS)
-        low = tl.sum((codes & 15) << _nibbles(), 2)
-        high = tl.sum((codes >> 4) << _nibbles(), 2)
+        code = _code_of(at, t_ptr, BITS)
+        low = tl.sum((code & 15) << _nibbles(), 1)
+        high = tl.sum((code >> 4) << _nibbles(), 1)
     return low, high
 
 
 @triton.jit
-def _plane(ptr, SHIFT: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, THREADS: tl.constexpr):
-    """Where the words of a plane lie, [threads, words], and in which tile; SHIFT is what comes before, in words too."""
-    thread = tl.arange(0, THREADS)[:, None]
-    tile = tl.program_id(0) * (THREADS // 32) + thread // 32
-    place = tile.to(tl.int64) * (32 * BITS) + 32 * SHIFT + (thread % 32) * WIDTH + tl.arange(0, WIDTH)[None, :]
-    return ptr.to(tl.pointer_type(tl.int32)) + place, tile
+def _word(ptr, block, number: tl.constexpr, BITS: tl.constexpr, THREADS: tl.constexpr):
+    """Where a word of each thread lies, and in which tile."""
+    thread = tl.arange(0, THREADS)
+    tile = block * (THREADS // 32) + thread // 32
+    return ptr.to(tl.pointer_type(tl.int32)) + (tile.to(tl.int64) * BITS + number) * 32 + thread % 32, tile
+
+
+@triton.jit
+def _store_word(
+    ptr, word, block, tiles, number: tl.constexpr, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr
+):
+    place, tile = _word(ptr, block, number, BITS, THREADS)
+    if WHOLE:
+        tl.store(place, word)
+    else:
+        tl.store(place, word, mask=tile < tiles)
+
+
+@triton.jit
+def _load_word(
+    ptr, block, tiles, number: tl.constexpr, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr
+):
+    place, tile = _word(ptr, block, number, BITS, THREADS)
+    if WHOLE:  # noqa: SIM108
+        word = tl.load(place)
+    else:
+        word = tl.load(place, mask=tile < tiles, other=0)
+    return word
 
 
 @triton.jit
 def _store_plane(
     ptr,
     rows,
+    block,
     tiles,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -238,103 +313,104 @@ def _store_plane(
     WHOLE: tl.constexpr,
 ):
     """WIDTH bits of every code: 4 / WIDTH rows share a word."""
-    SHARE: tl.constexpr = ROUNDS // WIDTH
-    if WIDTH == 4:
-        words = rows
-    else:
-        part = (rows >> (SHIFT % 4)) & (0x11111111 * ((1 << WIDTH) - 1))
-        turns = tl.arange(0, SHARE)[None, :, None] * WIDTH
-        words = tl.sum(tl.reshape(part, [WIDTH, SHARE, THREADS]) << turns, 1)
-    place, tile = _plane(ptr, SHIFT, WIDTH, BITS, THREADS)
-    if WHOLE:
-        tl.store(place, tl.trans(words))
-    else:
-        tl.store(place, tl.trans(words), mask=tile < tiles)
+    SHARE: tl.constexpr = 4 // WIDTH
+    MASK: tl.constexpr = 0x11111111 * ((1 << WIDTH) - 1) if WIDTH < 4 else -1
+    for number in tl.static_range(WIDTH):
+        word = (rows[number * SHARE] >> (SHIFT % 4)) & MASK
+        for turn in tl.static_range(1, SHARE):
+            word |= ((rows[number * SHARE + turn] >> (SHIFT % 4)) & MASK) << (turn * WIDTH)
+        _store_word(ptr, word, block, tiles, SHIFT + number, BITS, THREADS, WHOLE)
 
 
 @triton.jit
-def _load_plane(
-    ptr,
-    tiles,
-    SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BITS: tl.constexpr,
-    THREADS: tl.constexpr,
-    WHOLE: tl.constexpr,
+def _store_codes(
+    ptr, low, high, block, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr
 ):
-    SHARE: tl.constexpr = ROUNDS // WIDTH
-    place, tile = _plane(ptr, SHIFT, WIDTH, BITS, THREADS)
-    if WHOLE:  # noqa: SIM108
-        words = tl.trans(tl.load(place))
-    else:
-        words = tl.trans(tl.load(place, mask=tile < tiles, other=0))
-    if WIDTH == 4:
-        return words
-    part = words[:, None, :] >> (tl.arange(0, SHARE)[None, :, None] * WIDTH)
-    return (tl.reshape(part, [ROUNDS, THREADS]) & (0x11111111 * ((1 << WIDTH) - 1))) << (SHIFT % 4)
-
-
-@triton.jit
-def store_codes(ptr, low, high, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
-    """The planes, as PLANES in codes.py lists them."""
+    """The planes of four rows of codes, as PLANES in codes.py lists them."""
     TWO: tl.constexpr = BITS & 2
     if BITS < 4:
         if TWO:
-            _store_plane(ptr, low, tiles, 0, 2, BITS, THREADS, WHOLE)
+            _store_plane(ptr, low, block, tiles, 0, 2, BITS, THREADS, WHOLE)
         if BITS & 1:
-            _store_plane(ptr, low, tiles, TWO, 1, BITS, THREADS, WHOLE)
+            _store_plane(ptr, low, block, tiles, TWO, 1, BITS, THREADS, WHOLE)
     else:
-        _store_plane(ptr, low, tiles, 0, 4, BITS, THREADS, WHOLE)
+        _store_plane(ptr, low, block, tiles, 0, 4, BITS, THREADS, WHOLE)
         if BITS == 8:
-            _store_plane(ptr, high, tiles, 4, 4, BITS, THREADS, WHOLE)
+            _store_plane(ptr, high, block, tiles, 4, 4, BITS, THREADS, WHOLE)
         if TWO:
-            _store_plane(ptr, high, tiles, 4, 2, BITS, THREADS, WHOLE)
+            _store_plane(ptr, high, block, tiles, 4, 2, BITS, THREADS, WHOLE)
         if BITS & 1:
-            _store_plane(ptr, high, tiles, 4 + TWO, 1, BITS, THREADS, WHOLE)
+            _store_plane(ptr, high, block, tiles, 4 + TWO, 1, BITS, THREADS, WHOLE)
 
 
 @triton.jit
-def load_codes(ptr, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
-    """The code of each element."""
+def load_words(ptr, block, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr):
+    """All words of a block's codes: as many as bits, and the first one again up to eight."""
+    first = _load_word(ptr, block, tiles, 0, BITS, THREADS, WHOLE)
+    return (
+        first,
+        _load_word(ptr, block, tiles, 1, BITS, THREADS, WHOLE) if BITS > 1 else first,
+        _load_word(ptr, block, tiles, 2, BITS, THREADS, WHOLE) if BITS > 2 else first,
+        _load_word(ptr, block, tiles, 3, BITS, THREADS, WHOLE) if BITS > 3 else first,
+        _load_word(ptr, block, tiles, 4, BITS, THREADS, WHOLE) if BITS > 4 else first,
+        _load_word(ptr, block, tiles, 5, BITS, THREADS, WHOLE) if BITS > 5 else first,
+        _load_word(ptr, block, tiles, 6, BITS, THREADS, WHOLE) if BITS > 6 else first,
+        _load_word(ptr, block, tiles, 7, BITS, THREADS, WHOLE) if BITS > 7 else first,
+    )
+
+
+@triton.jit
+def _row_part(words, round: tl.constexpr, SHIFT: tl.constexpr, WIDTH: tl.constexpr):
+    """The bits of one plane, where they belong in the nibbles of a row."""
+    SHARE: tl.constexpr = 4 // WIDTH
+    MASK: tl.constexpr = 0x11111111 * ((1 << WIDTH) - 1) if WIDTH < 4 else -1
+    return ((words[SHIFT + round // SHARE] >> (round % SHARE * WIDTH)) & MASK) << (SHIFT % 4)
+
+
+@triton.jit
+def codes_of(words, round: tl.constexpr, BITS: tl.constexpr):
+    """The code of each element of a round, [threads, lanes]."""
     TWO: tl.constexpr = BITS & 2
-    low = tl.zeros([ROUNDS, THREADS], tl.int32)
-    high = low
-    if BITS < 4:
-        if TWO:
-            low |= _load_plane(ptr, tiles, 0, 2, BITS, THREADS, WHOLE)
-        if BITS & 1:
-            low |= _load_plane(ptr, tiles, TWO, 1, BITS, THREADS, WHOLE)
+    if BITS == 3:
+        row = _row_part(words, round, 0, 2) | _row_part(words, round, 2, 1)
+    elif BITS < 4:
+        row = _row_part(words, round, 0, BITS)
     else:
-        low = _load_plane(ptr, tiles, 0, 4, BITS, THREADS, WHOLE)
-        if BITS == 8:
-            high = _load_plane(ptr, tiles, 4, 4, BITS, THREADS, WHOLE)
-        if TWO:
-            high |= _load_plane(ptr, tiles, 4, 2, BITS, THREADS, WHOLE)
-        if BITS & 1:
-            high |= _load_plane(ptr, tiles, 4 + TWO, 1, BITS, THREADS, WHOLE)
-    code = (low[:, :, None] >> _nibbles()) & 15
+        row = _row_part(words, round, 0, 4)
+    code = (row[:, None] >> _nibbles()) & 15
     if BITS > 4:
-        code |= ((high[:, :, None] >> _nibbles()) & 15) << 4
+        if BITS == 8:
+            row = _row_part(words, round, 4, 4)
+        elif BITS == 7:
+            row = _row_part(words, round, 4, 2) | _row_part(words, round, 6, 1)
+        else:
+            row = _row_part(words, round, 4, BITS - 4)
+        code |= ((row[:, None] >> _nibbles()) & 15) << 4
     return code
 
 
 @triton.jit
-def _pack_tiles(
-    x_ptr,
+def code_block(
+    x,
     out_ptr,
     t_ptr,
-    n,
+    block,
     tiles,
     centre,
     ABSOLUTE: tl.constexpr,
     BITS: tl.constexpr,
+    HALF: tl.constexpr,
     PAIRS: tl.constexpr,
     THREADS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    x = load_cells(x_ptr, n, THREADS, WHOLE)
-    low, high = code_rows(x, t_ptr, centre, ABSOLUTE, BITS, PAIRS)
-    store_codes(out_ptr, low, high, tiles, BITS, THREADS, WHOLE)
+    """Store the codes of a block's four rounds."""
+    low0, high0 = _code_row(x[0], t_ptr, centre, ABSOLUTE, BITS, HALF, PAIRS)
+    low1, high1 = _code_row(x[1], t_ptr, centre, ABSOLUTE, BITS, HALF, PAIRS)
+    low2, high2 = _code_row(x[2], t_ptr, centre, ABSOLUTE, BITS, HALF, PAIRS)
+    low3, high3 = _code_row(x[3], t_ptr, centre, ABSOLUTE, BITS, HALF, PAIRS)
+    low, high = (low0, low1, low2, low3), (high0, high1, high2, high3)
+    _store_codes(out_ptr, low, high, block, tiles, BITS, THREADS, WHOLE)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
@@ -349,24 +425,44 @@ def _pack_kernel(
     BITS: tl.constexpr,
     PAIRS: tl.constexpr,
     THREADS: tl.constexpr,
+    TURNS: tl.constexpr,
 ):
-    if is_whole(n, THREADS):
-        _pack_tiles(x_ptr, out_ptr, t_ptr, n, tiles, centre, ABSOLUTE, BITS, PAIRS, THREADS, True)
+    HALF: tl.constexpr = x_ptr.dtype.element_ty
+    first = tl.program_id(0) * TURNS
+    if is_whole(n, THREADS, TURNS):
+        x = load_block(x_ptr, first, n, THREADS, True, PAIRS)
+        for turn in tl.static_range(TURNS):
+            ahead = x
+            if turn + 1 < TURNS:
+                ahead = load_block(x_ptr, first + turn + 1, n, THREADS, True, PAIRS)
+            block = first + turn
+            code_block(x, out_ptr, t_ptr, block, tiles, centre, ABSOLUTE, BITS, HALF, PAIRS, THREADS, True)
+            x = ahead
     else:
-        _pack_tiles(x_ptr, out_ptr, t_ptr, n, tiles, centre, ABSOLUTE, BITS, PAIRS, THREADS, False)
+        for turn in range(TURNS):
+            block = first + turn
+            x = load_block(x_ptr, block, n, THREADS, False, False)
+            code_block(x, out_ptr, t_ptr, block, tiles, centre, ABSOLUTE, BITS, HALF, False, THREADS, False)
 
 
 @triton.jit
-def _unpack_tiles(
-    packed_ptr, out_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr
+def _unpack_block(
+    out_ptr, packed_ptr, v_ptr, block, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr
 ):
-    values = tl.load(v_ptr + load_codes(packed_ptr, tiles, BITS, THREADS, WHOLE))
-    store_cells(out_ptr, values, n, THREADS, WHOLE)
+    words = load_words(packed_ptr, block, tiles, BITS, THREADS, WHOLE)
+    for round in tl.static_range(4):
+        values = tl.load(v_ptr + codes_of(words, round, BITS))
+        store_cells(out_ptr, values, block, round, n, THREADS, WHOLE, False)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
-def _unpack_kernel(packed_ptr, out_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr):
-    if is_whole(n, THREADS):
-        _unpack_tiles(packed_ptr, out_ptr, v_ptr, n, tiles, BITS, THREADS, True)
+def _unpack_kernel(
+    packed_ptr, out_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, TURNS: tl.constexpr
+):
+    first = tl.program_id(0) * TURNS
+    if is_whole(n, THREADS, TURNS):
+        for turn in tl.static_range(TURNS):
+            _unpack_block(out_ptr, packed_ptr, v_ptr, first + turn, n, tiles, BITS, THREADS, True)
     else:
-        _unpack_tiles(packed_ptr, out_ptr, v_ptr, n, tiles, BITS, THREADS, False)
+        for turn in range(TURNS):
+            _unpack_block(out_ptr, packed_ptr, v_ptr, first + turn, n, tiles, BITS, THREADS, False)

@@ -34,16 +34,37 @@ def has_pairs(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 @triton.jit
-def pairs_of(x):
-    """[..., 2 n] -> the even ones and the odd ones, [..., n] each, of a tile of three dimensions."""
-    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2] // 2, 2]))
+def low_of(words, HALF: tl.constexpr):
+    """The lower half of each word in float32."""
+    if HALF == tl.bfloat16:
+        x = (words << 16).to(tl.float32, bitcast=True)
+    else:
+        x = (words & 0xFFFF).to(tl.uint16).to(HALF, bitcast=True).to(tl.float32)
+    return x
 
 
 @triton.jit
-def words_of(x):
-    """Each pair of 16-bit floats as a word, the first one in the low half. Costs nothing: so they lie in registers."""
-    low, high = pairs_of(x.to(tl.uint16, bitcast=True))
-    return low.to(tl.uint32) | (high.to(tl.uint32) << 16)
+def high_of(words, HALF: tl.constexpr):
+    if HALF == tl.bfloat16:
+        x = (words & 0xFFFF0000).to(tl.float32, bitcast=True)
+    else:
+        x = (words >> 16).to(tl.uint16).to(HALF, bitcast=True).to(tl.float32)
+    return x
+
+
+@triton.jit
+def paired(low, high, HALF: tl.constexpr, NATIVE: tl.constexpr):
+    """Words of two numbers, rounded to nearest."""
+    if NATIVE and HALF == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,r,r", [high, low], dtype=tl.uint32, is_pure=True, pack=1
+        )
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "cvt.rn.f16x2.f32 $0, $1, $2;", "=r,r,r", [high, low], dtype=tl.uint32, is_pure=True, pack=1
+        )
+    below = rounded(low, HALF).to(tl.uint16, bitcast=True).to(tl.uint32)
+    return below | (rounded(high, HALF).to(tl.uint16, bitcast=True).to(tl.uint32) << 16)
 
 
 @triton.jit

@@ -16,18 +16,21 @@ from slimgrad.kernels import buckets as separate
 from slimgrad.kernels import reference_codes
 from slimgrad.kernels.buckets import (
     COMPARED,
-    code_rows,
-    compared,
+    TURNS,
+    WORD_BYTES,
+    borders_on,
+    code_block,
+    codes_of,
     is_whole,
     launch,
-    load_cells,
-    load_codes,
+    load_block,
+    load_words,
     store_cells,
-    store_codes,
+    ways,
 )
 from slimgrad.kernels.codes import Pointwise, check_codes, check_floating, code_bytes
 from slimgrad.kernels.geometry import check_dense
-from slimgrad.kernels.halves import exp2, inverse, is_native
+from slimgrad.kernels.halves import exp2, high_of, inverse, is_native, low_of, paired
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.tiles import float32, rounded
 
@@ -45,7 +48,8 @@ def pointwise_forward(x: Tensor, unit: Pointwise, out: Tensor | None = None) -> 
     y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) if out is None else out
     codes = torch.empty(code_bytes(n, unit.buckets.bits), dtype=torch.uint8, device=x.device)
     if n:
-        _forward(n, unit, x.dtype, x.device)(x, y, codes)
+        aligned = (x.data_ptr() | y.data_ptr()) % WORD_BYTES == 0
+        _forward(n, unit, x.dtype, x.device, aligned)(x, y, codes)
     return y, codes
 
 
@@ -61,15 +65,16 @@ def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _forward(n: int, unit: Pointwise, dtype: torch.dtype, device: torch.device) -> Launch:
-    borders, how = compared(unit.buckets, dtype, device)
-    return launch(_forward_kernel, n, *how, unit.fused, is_native(device), constants=(borders,))
+def _forward(n: int, unit: Pointwise, dtype: torch.dtype, device: torch.device, aligned: bool) -> Launch:
+    how = ways(unit.buckets, dtype, device)[aligned]
+    borders = borders_on(unit.buckets, dtype, device)
+    return launch(_forward_kernel, n, *how, unit.fused, is_native(device), constants=(borders,), turns=TURNS)
 
 
 @lru_cache(maxsize=4096)
 def _backward(n: int, unit: Pointwise, device: torch.device) -> Launch:
     levels = torch.tensor(unit.buckets.values, dtype=torch.float32, device=device)
-    return launch(_backward_kernel, n, unit.buckets.bits, constants=(levels,))
+    return launch(_backward_kernel, n, unit.buckets.bits, constants=(levels,), turns=TURNS)
 
 
 @triton.jit
@@ -121,11 +126,23 @@ def _value(x, FUNCTION: tl.constexpr, PRECISE: tl.constexpr, NATIVE: tl.constexp
 
 
 @triton.jit
-def _forward_tiles(
-    x_ptr,
+def _values(x, OUT: tl.constexpr, PAIRS: tl.constexpr, FUNCTION: tl.constexpr, NATIVE: tl.constexpr):
+    """f of a round, as it was loaded."""
+    if PAIRS:
+        low = _value(low_of(x, OUT), FUNCTION, False, NATIVE)
+        y = paired(low, _value(high_of(x, OUT), FUNCTION, False, NATIVE), OUT, NATIVE)
+    else:
+        y = rounded(_value(float32(x), FUNCTION, OUT == tl.float32, NATIVE), OUT)
+    return y
+
+
+@triton.jit
+def _forward_block(
+    x,
     y_ptr,
     codes_ptr,
     t_ptr,
+    block,
     n,
     tiles,
     centre,
@@ -137,11 +154,11 @@ def _forward_tiles(
     THREADS: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    x = load_cells(x_ptr, n, THREADS, WHOLE)
-    low, high = code_rows(x, t_ptr, centre, ABSOLUTE, BITS, PAIRS)
-    y = _value(float32(x), FUNCTION, x_ptr.dtype.element_ty == tl.float32, NATIVE)
-    store_cells(y_ptr, rounded(y, y_ptr.dtype.element_ty), n, THREADS, WHOLE)
-    store_codes(codes_ptr, low, high, tiles, BITS, THREADS, WHOLE)
+    OUT: tl.constexpr = y_ptr.dtype.element_ty
+    code_block(x, codes_ptr, t_ptr, block, tiles, centre, ABSOLUTE, BITS, OUT, PAIRS, THREADS, WHOLE)
+    for round in tl.static_range(4):
+        y = _values(x[round], OUT, PAIRS, FUNCTION, NATIVE)
+        store_cells(y_ptr, y, block, round, n, THREADS, WHOLE, PAIRS)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
@@ -159,29 +176,64 @@ def _forward_kernel(
     FUNCTION: tl.constexpr,
     NATIVE: tl.constexpr,
     THREADS: tl.constexpr,
+    TURNS: tl.constexpr,
 ):
-    if is_whole(n, THREADS):
-        _forward_tiles(
-            x_ptr, y_ptr, codes_ptr, t_ptr, n, tiles, centre, ABSOLUTE, BITS, PAIRS, FUNCTION, NATIVE, THREADS, True
-        )
+    first = tl.program_id(0) * TURNS
+    if is_whole(n, THREADS, TURNS):
+        x = load_block(x_ptr, first, n, THREADS, True, PAIRS)
+        for turn in tl.static_range(TURNS):  # while one block is computed, the next one is on its way
+            ahead = x
+            if turn + 1 < TURNS:
+                ahead = load_block(x_ptr, first + turn + 1, n, THREADS, True, PAIRS)
+            _forward_block(
+                x, y_ptr, codes_ptr, t_ptr, first + turn, n, tiles, centre,
+                ABSOLUTE, BITS, PAIRS, FUNCTION, NATIVE, THREADS, True,
+            )  # fmt: skip
+            x = ahead
     else:
-        _forward_tiles(
-            x_ptr, y_ptr, codes_ptr, t_ptr, n, tiles, centre, ABSOLUTE, BITS, PAIRS, FUNCTION, NATIVE, THREADS, False
-        )
+        for turn in range(TURNS):
+            x = load_block(x_ptr, first + turn, n, THREADS, False, False)
+            _forward_block(
+                x, y_ptr, codes_ptr, t_ptr, first + turn, n, tiles, centre,
+                ABSOLUTE, BITS, False, FUNCTION, NATIVE, THREADS, False,
+            )  # fmt: skip
 
 
 @triton.jit
-def _backward_tiles(
-    dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr
+def _backward_block(
+    dy,
+    words,
+    dx_ptr,
+    v_ptr,
+    block,
+    n,
+    BITS: tl.constexpr,
+    THREADS: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
-    dy = load_cells(dy_ptr, n, THREADS, WHOLE)
-    levels = tl.load(v_ptr + load_codes(codes_ptr, tiles, BITS, THREADS, WHOLE))
-    store_cells(dx_ptr, rounded(float32(dy) * levels, dx_ptr.dtype.element_ty), n, THREADS, WHOLE)
+    for round in tl.static_range(4):
+        levels = tl.load(v_ptr + codes_of(words, round, BITS))
+        dx = rounded(float32(dy[round]) * levels, dx_ptr.dtype.element_ty)
+        store_cells(dx_ptr, dx, block, round, n, THREADS, WHOLE, False)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
-def _backward_kernel(dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr):
-    if is_whole(n, THREADS):
-        _backward_tiles(dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS, THREADS, True)
+def _backward_kernel(
+    dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, TURNS: tl.constexpr
+):
+    first = tl.program_id(0) * TURNS
+    if is_whole(n, THREADS, TURNS):
+        words = load_words(codes_ptr, first, tiles, BITS, THREADS, True)
+        dy = load_block(dy_ptr, first, n, THREADS, True, False)
+        for turn in tl.static_range(TURNS):
+            ahead, words_ahead = dy, words
+            if turn + 1 < TURNS:
+                words_ahead = load_words(codes_ptr, first + turn + 1, tiles, BITS, THREADS, True)
+                ahead = load_block(dy_ptr, first + turn + 1, n, THREADS, True, False)
+            _backward_block(dy, words, dx_ptr, v_ptr, first + turn, n, BITS, THREADS, True)
+            dy, words = ahead, words_ahead
     else:
-        _backward_tiles(dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS, THREADS, False)
+        for turn in range(TURNS):
+            words = load_words(codes_ptr, first + turn, tiles, BITS, THREADS, False)
+            dy = load_block(dy_ptr, first + turn, n, THREADS, False, False)
+            _backward_block(dy, words, dx_ptr, v_ptr, first + turn, n, BITS, THREADS, False)

@@ -90,7 +90,7 @@ def _planes(tiles: Tensor, buckets: Buckets) -> Iterator[tuple[int, int, Tensor]
     below = 0
     for width in buckets.planes:
         part = tiles[:, below * TILE // 8 : (below + width) * TILE // 8]
-        yield below, width, part.unflatten(1, (THREADS, width, 2, 2)).transpose(1, 2)
+        yield below, width, part.unflatten(1, (width, THREADS, 2, 2))
         below += width
 
 
