@@ -99,11 +99,6 @@ def test_all_prepare_before_one_measures_and_they_measure_in_turn(monkeypatch: p
     assert answers[-1]["events"] == ["prepared"] * 3 + ["measures", "measured"] * 3
 
 
-def test_systems_of_one_workload_prepare_together() -> None:
-    todo = [("a", "x"), ("a", "y"), ("a", "z"), ("b", "x")]
-    assert list(frontier.batches(todo, 2)) == [("a", ["x", "y"]), ("a", ["z"]), ("b", ["x"])]
-
-
 def test_an_exception_in_a_worker_is_its_answer() -> None:
     pytest.importorskip("transformers")
     words = ["--small", "--device", "cpu", "--rounds", "2", "--workloads", "bert", "--systems", "nonsense(bits=4)"]

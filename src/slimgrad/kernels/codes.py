@@ -23,7 +23,16 @@ from torch import Tensor
 from slimgrad.errors import SpecError
 from slimgrad.kernels.geometry import TILE
 
-PLANES: dict[int, tuple[int, ...]] = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (4, 4)}
+PLANES: dict[int, tuple[int, ...]] = {
+    1: (1,),
+    2: (2,),
+    3: (2, 1),
+    4: (4,),
+    5: (4, 1),
+    6: (4, 2),
+    7: (4, 2, 1),
+    8: (4, 4),
+}
 """Bits per code -> widths of the planes that hold them, the low bits first."""
 
 

@@ -36,7 +36,7 @@ def has_pairs(dtype: torch.dtype, device: torch.device) -> bool:
 @triton.jit
 def low_of(words, HALF: tl.constexpr):
     """The lower half of each word in float32."""
-    if HALF == tl.bfloat16:
+    if tl.bfloat16 == HALF:
         x = (words << 16).to(tl.float32, bitcast=True)
     else:
         x = (words & 0xFFFF).to(tl.uint16).to(HALF, bitcast=True).to(tl.float32)
@@ -45,7 +45,7 @@ def low_of(words, HALF: tl.constexpr):
 
 @triton.jit
 def high_of(words, HALF: tl.constexpr):
-    if HALF == tl.bfloat16:
+    if tl.bfloat16 == HALF:
         x = (words & 0xFFFF0000).to(tl.float32, bitcast=True)
     else:
         x = (words >> 16).to(tl.uint16).to(HALF, bitcast=True).to(tl.float32)
@@ -55,7 +55,7 @@ def high_of(words, HALF: tl.constexpr):
 @triton.jit
 def paired(low, high, HALF: tl.constexpr, NATIVE: tl.constexpr):
     """Words of two numbers, rounded to nearest."""
-    if NATIVE and HALF == tl.bfloat16:
+    if NATIVE and tl.bfloat16 == HALF:
         return tl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,r,r", [high, low], dtype=tl.uint32, is_pure=True, pack=1
         )
@@ -79,7 +79,7 @@ def above(words, border, HALF: tl.constexpr):
     if INTERPRETED:
         low = _half_above(words & 0xFFFF, border & 0xFFFF, HALF)
         return low | (_half_above(words >> 16, border >> 16, HALF) << 16)
-    if HALF == tl.bfloat16:
+    if tl.bfloat16 == HALF:
         return tl.inline_asm_elementwise(
             "set.gtu.u32.bf16x2 $0, $1, $2;", "=r,r,r", [words, border], dtype=tl.uint32, is_pure=True, pack=1
         )

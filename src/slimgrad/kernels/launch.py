@@ -29,10 +29,10 @@ class Launch:
     """A kernel on one tensor and others, with all its other arguments: constants included, in their order.
 
     `kernel[grid](...)` looks at every argument to find the compiled variant again, which takes most of its 20 us of
-    host time. Here a variant is found by what may differ from call to call: the device, and whether the first tensor
-    is aligned to 16 bytes. The dtypes must always be the same ones, and the others must be aligned. `reads` and
-    `writes` are the dtypes that the kernel takes the first and the second for, where those are others; `constants` are
-    tensors that follow and stay what they are.
+    host time. Here a variant is found by what may differ from call to call: the device, and whether the first two
+    tensors are aligned to 16 bytes. The dtypes must always be the same ones, and the others must be aligned. `reads`
+    and `writes` are the dtypes that the kernel takes the first and the second for, where those are others; `constants`
+    are tensors that follow and stay what they are.
     """
 
     __slots__ = ("args", "constants", "kernel", "options", "programs", "reads", "rest", "variants", "writes")
@@ -55,18 +55,18 @@ class Launch:
         self.reads = reads
         self.writes = writes
         self.options = options
-        self.variants: dict[tuple[int, bool], Any] = {}
+        self.variants: dict[tuple[int, bool, bool], Any] = {}
 
     def __call__(self, source: Tensor, out: Tensor, *more: Tensor) -> None:
-        start, device = source.data_ptr(), source.get_device()
-        variant = self.variants.get((device, start % 16 == 0))
+        start, target, device = source.data_ptr(), out.data_ptr(), source.get_device()
+        variant = self.variants.get((device, start % 16 == 0, target % 16 == 0))
         if variant is None or _current_device() != device:
             self._first(source, out, *more)
             return
         run, function, metadata = variant
         run(
             self.programs, 1, 1, _stream(device), function, metadata, None, None, None,
-            start, out.data_ptr(), *[tensor.data_ptr() for tensor in more], *self.rest,
+            start, target, *[tensor.data_ptr() for tensor in more], *self.rest,
         )  # fmt: skip
 
     def _first(self, source: Tensor, out: Tensor, *more: Tensor) -> None:
@@ -76,7 +76,8 @@ class Launch:
             compiled = self.kernel[(self.programs,)](source, out, *more, *self.constants, *self.args, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
             variant = (compiled.run, compiled.function, compiled.packed_metadata)
-            self.variants[source.get_device(), source.data_ptr() % 16 == 0] = variant
+            start, target, device = source.data_ptr(), out.data_ptr(), source.get_device()
+            self.variants[device, start % 16 == 0, target % 16 == 0] = variant
 
 
 class ByLaunches:

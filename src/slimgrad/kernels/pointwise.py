@@ -14,24 +14,12 @@ from torch import Tensor
 
 from slimgrad.kernels import buckets as separate
 from slimgrad.kernels import reference_codes
-from slimgrad.kernels.buckets import (
-    COMPARED,
-    TURNS,
-    WORD_BYTES,
-    borders_on,
-    code_block,
-    codes_of,
-    is_whole,
-    launch,
-    load_block,
-    load_words,
-    store_cells,
-    ways,
-)
+from slimgrad.kernels.buckets import COMPARED, WORD_BYTES, borders_on, code_rounds, launch, ways
 from slimgrad.kernels.codes import Pointwise, check_codes, check_floating, code_bytes
 from slimgrad.kernels.geometry import check_dense
 from slimgrad.kernels.halves import exp2, high_of, inverse, is_native, low_of, paired
 from slimgrad.kernels.launch import Launch
+from slimgrad.kernels.rounds import codes_of, is_whole, load_rounds, load_words, store_cells
 from slimgrad.kernels.tiles import float32, rounded
 
 FUSED = ("gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "hardswish", "mish")
@@ -60,7 +48,7 @@ def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise) -> Tensor:
         return reference_codes.pointwise_backward(codes, dy, unit)
     dx = torch.empty_strided(dy.shape, dy.stride(), dtype=dy.dtype, device=dy.device)
     if dy.numel():
-        _backward(dy.numel(), unit, dy.device)(dy, dx, codes)
+        _backward(dy.numel(), unit, dy.dtype, dy.device)(dy, dx, codes)
     return dx
 
 
@@ -68,13 +56,13 @@ def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise) -> Tensor:
 def _forward(n: int, unit: Pointwise, dtype: torch.dtype, device: torch.device, aligned: bool) -> Launch:
     how = ways(unit.buckets, dtype, device)[aligned]
     borders = borders_on(unit.buckets, dtype, device)
-    return launch(_forward_kernel, n, *how, unit.fused, is_native(device), constants=(borders,), turns=TURNS)
+    return launch(_forward_kernel, n, dtype, *how, unit.fused, is_native(device), constants=(borders,))
 
 
 @lru_cache(maxsize=4096)
-def _backward(n: int, unit: Pointwise, device: torch.device) -> Launch:
+def _backward(n: int, unit: Pointwise, dtype: torch.dtype, device: torch.device) -> Launch:
     levels = torch.tensor(unit.buckets.values, dtype=torch.float32, device=device)
-    return launch(_backward_kernel, n, unit.buckets.bits, constants=(levels,), turns=TURNS)
+    return launch(_backward_kernel, n, dtype, unit.buckets.bits, constants=(levels,))
 
 
 @triton.jit
@@ -132,17 +120,16 @@ def _values(x, OUT: tl.constexpr, PAIRS: tl.constexpr, FUNCTION: tl.constexpr, N
         low = _value(low_of(x, OUT), FUNCTION, False, NATIVE)
         y = paired(low, _value(high_of(x, OUT), FUNCTION, False, NATIVE), OUT, NATIVE)
     else:
-        y = rounded(_value(float32(x), FUNCTION, OUT == tl.float32, NATIVE), OUT)
+        y = rounded(_value(float32(x), FUNCTION, tl.float32 == OUT, NATIVE), OUT)
     return y
 
 
 @triton.jit
-def _forward_block(
-    x,
+def _forward_rounds(
+    x_ptr,
     y_ptr,
     codes_ptr,
     t_ptr,
-    block,
     n,
     tiles,
     centre,
@@ -155,10 +142,11 @@ def _forward_block(
     WHOLE: tl.constexpr,
 ):
     OUT: tl.constexpr = y_ptr.dtype.element_ty
-    code_block(x, codes_ptr, t_ptr, block, tiles, centre, ABSOLUTE, BITS, OUT, PAIRS, THREADS, WHOLE)
+    x = load_rounds(x_ptr, n, THREADS, WHOLE, PAIRS)
+    code_rounds(x, codes_ptr, t_ptr, tiles, centre, ABSOLUTE, BITS, OUT, PAIRS, THREADS, WHOLE)
     for round in tl.static_range(4):
         y = _values(x[round], OUT, PAIRS, FUNCTION, NATIVE)
-        store_cells(y_ptr, y, block, round, n, THREADS, WHOLE, PAIRS)
+        store_cells(y_ptr, y, round, n, THREADS, WHOLE, PAIRS)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
@@ -176,64 +164,32 @@ def _forward_kernel(
     FUNCTION: tl.constexpr,
     NATIVE: tl.constexpr,
     THREADS: tl.constexpr,
-    TURNS: tl.constexpr,
 ):
-    first = tl.program_id(0) * TURNS
-    if is_whole(n, THREADS, TURNS):
-        x = load_block(x_ptr, first, n, THREADS, True, PAIRS)
-        for turn in tl.static_range(TURNS):  # while one block is computed, the next one is on its way
-            ahead = x
-            if turn + 1 < TURNS:
-                ahead = load_block(x_ptr, first + turn + 1, n, THREADS, True, PAIRS)
-            _forward_block(
-                x, y_ptr, codes_ptr, t_ptr, first + turn, n, tiles, centre,
-                ABSOLUTE, BITS, PAIRS, FUNCTION, NATIVE, THREADS, True,
-            )  # fmt: skip
-            x = ahead
+    if is_whole(n, THREADS):
+        _forward_rounds(
+            x_ptr, y_ptr, codes_ptr, t_ptr, n, tiles, centre, ABSOLUTE, BITS, PAIRS, FUNCTION, NATIVE, THREADS, True
+        )
     else:
-        for turn in range(TURNS):
-            x = load_block(x_ptr, first + turn, n, THREADS, False, False)
-            _forward_block(
-                x, y_ptr, codes_ptr, t_ptr, first + turn, n, tiles, centre,
-                ABSOLUTE, BITS, False, FUNCTION, NATIVE, THREADS, False,
-            )  # fmt: skip
+        _forward_rounds(
+            x_ptr, y_ptr, codes_ptr, t_ptr, n, tiles, centre, ABSOLUTE, BITS, False, FUNCTION, NATIVE, THREADS, False
+        )
 
 
 @triton.jit
-def _backward_block(
-    dy,
-    words,
-    dx_ptr,
-    v_ptr,
-    block,
-    n,
-    BITS: tl.constexpr,
-    THREADS: tl.constexpr,
-    WHOLE: tl.constexpr,
+def _backward_rounds(
+    dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, WHOLE: tl.constexpr
 ):
+    words = load_words(codes_ptr, tiles, BITS, THREADS, WHOLE)
+    dy = load_rounds(dy_ptr, n, THREADS, WHOLE, False)
     for round in tl.static_range(4):
         levels = tl.load(v_ptr + codes_of(words, round, BITS))
         dx = rounded(float32(dy[round]) * levels, dx_ptr.dtype.element_ty)
-        store_cells(dx_ptr, dx, block, round, n, THREADS, WHOLE, False)
+        store_cells(dx_ptr, dx, round, n, THREADS, WHOLE, False)
 
 
 @triton.jit(do_not_specialize=["n", "tiles"])
-def _backward_kernel(
-    dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr, TURNS: tl.constexpr
-):
-    first = tl.program_id(0) * TURNS
-    if is_whole(n, THREADS, TURNS):
-        words = load_words(codes_ptr, first, tiles, BITS, THREADS, True)
-        dy = load_block(dy_ptr, first, n, THREADS, True, False)
-        for turn in tl.static_range(TURNS):
-            ahead, words_ahead = dy, words
-            if turn + 1 < TURNS:
-                words_ahead = load_words(codes_ptr, first + turn + 1, tiles, BITS, THREADS, True)
-                ahead = load_block(dy_ptr, first + turn + 1, n, THREADS, True, False)
-            _backward_block(dy, words, dx_ptr, v_ptr, first + turn, n, BITS, THREADS, True)
-            dy, words = ahead, words_ahead
+def _backward_kernel(dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS: tl.constexpr, THREADS: tl.constexpr):
+    if is_whole(n, THREADS):
+        _backward_rounds(dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS, THREADS, True)
     else:
-        for turn in range(TURNS):
-            words = load_words(codes_ptr, first + turn, tiles, BITS, THREADS, False)
-            dy = load_block(dy_ptr, first + turn, n, THREADS, False, False)
-            _backward_block(dy, words, dx_ptr, v_ptr, first + turn, n, BITS, THREADS, False)
+        _backward_rounds(dy_ptr, dx_ptr, codes_ptr, v_ptr, n, tiles, BITS, THREADS, False)

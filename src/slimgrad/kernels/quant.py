@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from slimgrad.kernels import groups as fmt
-from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.geometry import TILE, Layout, check_dense
 from slimgrad.kernels.groups import Groups, check_groups, check_packed
 from slimgrad.kernels.launch import ByLaunches, Launch
 from slimgrad.kernels.quant_pack import pack_kernel
@@ -26,7 +26,7 @@ REGISTERS = 64
 def packer(layout: Layout, how: Groups) -> ByLaunches:
     n, dtype = math.prod(layout.shape), layout.dtype
     check_groups(how, dtype)
-    programs = triton.cdiv(n, fmt.TILE)
+    programs = triton.cdiv(n, TILE)
     scale = (how.last(wild=False), how.factor(wild=False), how.last(wild=True), how.factor(wild=True))
     limits = (fmt.TAME[dtype], how.least_step(dtype))
     pack = (n, how.seed, how.bits, how.group, how.zeros, how.stochastic, *scale, *limits)

@@ -72,11 +72,11 @@ def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise) -> Tensor:
     return levels.mul_(dy).to(dy.dtype)
 
 
-# --- tiles: see NOTE [Tiles of codes] in codes.py ----------------------------------------------------------------------
+# --- tiles: see NOTE [Tiles of codes] in codes.py ---------------------------------------------------------------------
 
 
 def _bytes_of_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of whole tiles of codes: what the low and the high nibble of each byte hold, [tiles, rounds, threads, 2, 2].
+    """Views of whole tiles of codes, [tiles, rounds, threads, 2, 2]: what each byte's low and high nibble hold.
 
     The bytes of a row hold the codes of elements 0 and 2, 4 and 6, 1 and 3, 5 and 7.
     """
