@@ -111,7 +111,7 @@ def test_rules_give_derivatives_to_fewbit_and_the_rest_to_quant() -> None:
 
 def test_another_function_than_the_one_learnt_is_an_error_not_a_wrong_gradient() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU())
-    sg.apply(model, sg.FewBit(bits=3), min_bytes=64)
+    sg.apply(model, sg.FewBit(bits=3, fused=False), min_bytes=64)
     x = torch.randn(64, 32)
     for _ in range(2):
         model(x).sum().backward()
@@ -123,7 +123,7 @@ def test_another_function_than_the_one_learnt_is_an_error_not_a_wrong_gradient()
 
 def test_a_second_order_gradient_is_refused() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.Tanh())
-    sg.apply(model, sg.FewBit(bits=3), min_bytes=64)
+    sg.apply(model, sg.FewBit(bits=3, fused=False), min_bytes=64)
     x = torch.randn(64, 32, requires_grad=True)
     model(x).sum().backward()
     with pytest.raises(sg.DoubleBackwardError, match="FewBit"):
@@ -145,6 +145,7 @@ def test_a_function_with_more_jumps_than_borders_is_not_served() -> None:
         ({"interval": (1, 1)}, "interval"),
         ({"interval": 3}, "interval"),
         ({"weight": "x"}, "weight"),
+        ({"fused": 1}, "fused"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
@@ -153,6 +154,6 @@ def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> 
 
 
 def test_it_round_trips_through_json() -> None:
-    codec = sg.FewBit(bits=2, interval=(-6.0, 6.0), weight="normal")
+    codec = sg.FewBit(bits=2, interval=(-6.0, 6.0), weight="normal", fused=False)
     assert sg.FewBit.from_json(codec.to_json()) == codec
-    assert repr(codec) == "FewBit(bits=2, interval=(-6.0, 6.0), weight='normal')"
+    assert repr(codec) == "FewBit(bits=2, interval=(-6.0, 6.0), weight='normal', fused=False)"

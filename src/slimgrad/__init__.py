@@ -12,8 +12,9 @@ from slimgrad.errors import (
     SpecError,
     UnsupportedModelError,
 )
-from slimgrad.ops import FewBitFunction, fewbit_function
+from slimgrad.ops import FewBitFunction, GatedFunction, fewbit_function, gated_function
 from slimgrad.profiler import profile
+from slimgrad.recipes import fewbit
 from slimgrad.runtime.rules import Rule
 from slimgrad.runtime.run import Run, apply
 from slimgrad.spec import Need, Profile, Report, Site, Storage
@@ -27,6 +28,7 @@ __all__ = [
     "DoubleBackwardError",
     "FewBit",
     "FewBitFunction",
+    "GatedFunction",
     "Keep",
     "Lossless",
     "Need",
@@ -47,7 +49,9 @@ __all__ = [
     "Table",
     "UnsupportedModelError",
     "apply",
+    "fewbit",
     "fewbit_function",
     "fewbit_table",
+    "gated_function",
     "profile",
 ]

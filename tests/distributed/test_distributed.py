@@ -227,7 +227,39 @@ def test_remove_leaves_an_untouched_ddp_model_with_the_same_state(where: str) ->
     assert equal(trained(untouched), trained(model))
 
 
+def gelu_net(**how: Any) -> Net:
+    """With activations that an op of slimgrad computes."""
+    net = Net(**how)
+    for block in net.blocks:
+        block.act = nn.GELU()
+    return net
+
+
+@on_two_ranks(checkpointed=("whole", "checkpointed"))
+def test_ddp_averages_what_fused_ops_give(checkpointed: str) -> None:
+    how = {"checkpointed": checkpointed == "checkpointed"}
+    alone, net, x = gelu_net(**how), gelu_net(**how), batch(distributed.get_rank())
+    for one in (alone, net):
+        sg.apply(one, sg.FewBit(bits=3), batch=x)  # both then have the ops in the first forward
+    expected = mean_of_shards(alone)
+    assert equal(expected, trained(DistributedDataParallel(net)))
+    assert not equal(expected, mean_of_shards(gelu_net(**how)))
+
+
 # --- FSDP2 ----------------------------------------------------------------------------------------------------------
+
+
+@on_two_ranks(reshard=("reshard", "keep"))
+def test_fsdp2_averages_what_fused_ops_give(reshard: str) -> None:
+    alone, net, x = gelu_net(), gelu_net(), batch(distributed.get_rank())
+    for one in (alone, net):
+        run = sg.apply(one, sg.FewBit(bits=3), batch=x)
+    expected = pieces(mean_of_shards(alone))
+    found = trained(sharded(net, reshard=reshard == "reshard"))
+    assert all(
+        torch.allclose(a, b, rtol=1e-4, atol=1e-6) for left, right in zip(expected, found) for a, b in zip(left, right)
+    )
+    assert sum("FewBit" in site.codec for site in run.report().sites) == 2
 
 
 def fsdp(order: str, what: Any, net: Net | None = None, **how: Any) -> tuple[Net, sg.Run]:

@@ -12,7 +12,7 @@ import pytest
 
 import slimgrad.kernels
 
-TWINS = Path(__file__).with_name("test_twins.py")
+TWINS = [Path(__file__).with_name(name) for name in ("test_twins.py", "test_gated_twins.py")]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -21,9 +21,9 @@ def test_interpreted_triton_kernels_agree_with_the_reference_bit_for_bit() -> No
     path = os.pathsep.join(filter(None, (str(source), os.environ.get("PYTHONPATH"))))
     own = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}  # xdist's are not ours
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", str(TWINS)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *map(str, TWINS)],
         env={**own, "TRITON_INTERPRET": "1", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        cwd=TWINS.parents[2],
+        cwd=TWINS[0].parents[2],
         capture_output=True,
         text=True,
         timeout=480,

@@ -1,7 +1,8 @@
 """FewBit: keep which of a few intervals x lies in; backward then sees the best few-valued approximation of f'.
 
 What is unpacked is not x but a representative of its interval: an x whose slope f'(x) is the level of the interval. So
-the stock backward node computes level * dY by itself, and any call of f anywhere is served.
+the stock backward node computes level * dY by itself, and any call of f anywhere is served. Modules that are one such
+function are computed by a fused op instead (ops/modules.py), which is faster than both.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from slimgrad.tables.functions import named
 from slimgrad.tables.question import WEIGHTS, asked, check_bits, checked_interval
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+DATA = "data"
 RESULT = "result"
 """The detail `saved` of a demand where the node keeps f(x) instead of x."""
 
@@ -34,20 +36,25 @@ RESULT = "result"
 class FewBit(Codec):
     """The derivative of a pointwise nonlinearity in 1 to 8 bits per element; forward stays exact.
 
-    `interval` and `weight` are those of `fewbit_table`, which solves for the best levels.
+    `interval` and `weight` are those of `fewbit_table`, which solves for the best levels. With `weight="data"`, each
+    module that is computed by a fused op gets a table for the inputs it met in its first forward. `fused=False` leaves
+    the forward to torch's own kernels, bit for bit.
     """
 
     elementwise: ClassVar[bool] = True
 
     bits: int = 3
     interval: tuple[float, float] = (-10.0, 10.0)
-    weight: Literal["uniform", "normal"] = "uniform"
+    weight: Literal["uniform", "normal", "data"] = "uniform"
+    fused: bool = True
 
     def __post_init__(self) -> None:
         check_bits("FewBit", self.bits)
         object.__setattr__(self, "interval", checked_interval("FewBit", self.interval))  # JSON has lists
-        if self.weight not in WEIGHTS:
-            raise SpecError(f"FewBit: weight must be one of {', '.join(WEIGHTS)}, found {self.weight!r}")
+        if self.weight not in (*WEIGHTS, DATA):
+            raise SpecError(f"FewBit: weight must be one of {', '.join((*WEIGHTS, DATA))}, found {self.weight!r}")
+        if not isinstance(self.fused, bool):
+            raise SpecError(f"FewBit: fused must be True or False, found {self.fused!r}")
 
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
         """Every named function whose jumps the intervals can keep apart."""
@@ -56,14 +63,19 @@ class FewBit(Codec):
         if demand.fn is None:  # asked in general
             return True
         try:
-            asked(demand.fn, self.bits, self.interval, self.weight, None, True, _parameters(demand.detail))
+            asked(demand.fn, self.bits, self.interval, self.known_weight, None, True, _parameters(demand.detail))
         except SpecError:  # no such function, or more jumps than borders
             return False
         return True
 
+    @property
+    def known_weight(self) -> str:
+        """The weight where no data is looked at."""
+        return "uniform" if self.weight == DATA else self.weight
+
     def table(self, fn: str, **parameters: Any) -> Table:
         """The table that serves a function."""
-        return fewbit_table(fn, self.bits, self.interval, self.weight, continuous=True, **parameters)
+        return fewbit_table(fn, self.bits, self.interval, self.known_weight, continuous=True, **parameters)
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
         return _recipe(tensor, self, demand.fn, tuple(demand.detail.items())).pack(tensor, demand)

@@ -38,6 +38,8 @@ __all__ = [
     "backend",
     "bit_packer",
     "code_packer",
+    "gated_backward",
+    "gated_forward",
     "group_packer",
     "is_dense",
     "is_dense_layout",
@@ -127,6 +129,18 @@ def pointwise_forward(
 def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise, *, force: Backend | None = None) -> Tensor:
     """level * dY, where dY is dense and lies in memory as x did."""
     return twin("pointwise", dy.device, force).pointwise_backward(codes, dy, unit)  # type: ignore[no-any-return]
+
+
+def gated_forward(a: Tensor, b: Tensor, function: str, *, force: Backend | None = None) -> Tensor:
+    """f(a) * b, as a dense tensor in the layout nearest to that of a; to rounding. Eager only."""
+    return twin("gated", a.device, force).gated_forward(a, b, function)  # type: ignore[no-any-return]
+
+
+def gated_backward(
+    a: Tensor, b: Tensor, dy: Tensor, function: str, *, force: Backend | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of a and b, in the layout of the result; to rounding. Eager only."""
+    return twin("gated", a.device, force).gated_backward(a, b, dy, function)  # type: ignore[no-any-return]
 
 
 def group_packer(layout: Layout, how: Groups) -> Packer:

@@ -17,6 +17,7 @@ from slimgrad.kernels import reference_codes
 from slimgrad.kernels.buckets import COMPARED, WORD_BYTES, borders_on, code_rounds, launch, ways
 from slimgrad.kernels.codes import Pointwise, check_codes, check_floating, code_bytes
 from slimgrad.kernels.geometry import check_dense
+from slimgrad.kernels.formulas import FAR, logistic, normal_tail
 from slimgrad.kernels.halves import exp2, high_of, inverse, is_native, low_of, paired
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.rounds import codes_of, is_whole, load_rounds, load_words, store_cells
@@ -66,26 +67,12 @@ def _backward(n: int, unit: Pointwise, dtype: torch.dtype, device: torch.device)
 
 
 @triton.jit
-def _logistic(x, NATIVE: tl.constexpr):
-    return inverse(1.0 + exp2(x * -1.4426950408889634, NATIVE), NATIVE)
-
-
-@triton.jit
 def _gelu(x, NATIVE: tl.constexpr):
-    """max(x, 0) - |x| Q(|x|), where Q is the normal distribution's upper tail.
-
-    log2(Q) is nearly a polynomial: this one is off by 1.6e-6 of Q at most, or by 2e-12. So GELU takes 11 instructions,
-    which memory hides, where erf takes 25 and does not; and below zero it loses none of the digits that 1 + erf does.
+    """max(x, 0) - |x| Q(|x|): 11 instructions, which memory hides, where erf takes 25 and does not; and below zero it
+    loses none of the digits that 1 + erf does.
     """
-    a = tl.minimum(tl.abs(x), 16.0)
-    log_tail = -6.59019153e-07 * a + 4.43529988e-05
-    log_tail = log_tail * a - 8.32325643e-04
-    log_tail = log_tail * a + 8.23479223e-03
-    log_tail = log_tail * a - 5.35780501e-02
-    log_tail = log_tail * a - 4.58711477e-01
-    log_tail = log_tail * a - 1.15119412e00
-    log_tail = log_tail * a - 9.99997025e-01
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - a * exp2(log_tail, NATIVE)
+    size = tl.minimum(tl.abs(x), FAR)
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - size * normal_tail(size, NATIVE)
 
 
 @triton.jit
@@ -96,13 +83,13 @@ def _value(x, FUNCTION: tl.constexpr, PRECISE: tl.constexpr, NATIVE: tl.constexp
     elif FUNCTION == "gelu":
         y = _gelu(x, NATIVE)
     elif FUNCTION == "gelu_tanh":  # (1 + tanh(u)) / 2 is the logistic function of 2u
-        y = x * _logistic(x * (1.5957691216057308 + 0.07135481282724548 * x * x), NATIVE)
+        y = x * logistic(x * (1.5957691216057308 + 0.07135481282724548 * x * x), NATIVE)
     elif FUNCTION == "silu":
-        y = x * _logistic(x, NATIVE)
+        y = x * logistic(x, NATIVE)
     elif FUNCTION == "quick_gelu":
-        y = x * _logistic(1.702 * x, NATIVE)
+        y = x * logistic(1.702 * x, NATIVE)
     elif FUNCTION == "sigmoid":
-        y = _logistic(x, NATIVE)
+        y = logistic(x, NATIVE)
     elif FUNCTION == "hardswish":
         y = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) * (1.0 / 6.0)
     else:

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels import reference, reference_codes, reference_groups
+from slimgrad.kernels import reference, reference_codes, reference_gated, reference_groups
 
 Backend = Literal["triton", "torch"]
 
@@ -38,6 +38,7 @@ REFERENCES = {
     "quant": reference_groups,
     "buckets": reference_codes,
     "pointwise": reference_codes,
+    "gated": reference_gated,
 }
 """By the name of the Triton module, the reference beside it."""
 

@@ -79,6 +79,11 @@ class Frame(ABC):
     nothing, nothing changes at that module's border.
     """
 
+    stock = False
+    """Whether modules run their own forward, whatever stands in its place."""
+    fused: list[tuple[str, int]] | None = None
+    """While watching: (path, elements) of each module that an op of ours computed."""
+
     def __init__(self, calls: Calls, borders: Mapping[str, bool]) -> None:
         self.calls = calls
         self.borders = borders
@@ -94,6 +99,11 @@ class Frame(ABC):
         self._below = innermost_hook()
         self._expected = self._below
         """The hook that is innermost now unless somebody else's is."""
+
+    @property
+    def hook(self) -> Any:
+        """The pack hook that is innermost now, unless somebody else's is."""
+        return self._expected
 
     # --- where we are ---
 

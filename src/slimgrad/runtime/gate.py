@@ -19,11 +19,12 @@ from slimgrad.runtime.batches import Arguments, call
 from slimgrad.runtime.fake import faked
 from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, innermost_hook
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.runtime.ledger import Audit
+from slimgrad.runtime.ledger import Audit, Fused
 from slimgrad.runtime.lesson import Owners, lesson, owners_of
 from slimgrad.runtime.orders import Structure, seal_held, structure
 from slimgrad.runtime.outside import Outside
 from slimgrad.runtime.rules import Rule
+from slimgrad.runtime.swaps import Stock, Swaps
 from slimgrad.runtime.watch import WatchFrame, watched
 
 _hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
@@ -79,6 +80,8 @@ class Gate:
         self.outside = Outside(model, rules, min_bytes)
         self._parameters = tuple(model.parameters())
         self.local = Local()
+        self.swaps = Swaps(self.modules, self.rules, self.local)
+        self.stock: dict[Any, Stock] = {}
         self._lock = threading.RLock()
         self._handles: dict[str, tuple[RemovableHandle, ...]] = {}
         self._root_handles: tuple[RemovableHandle, ...] = ()
@@ -93,8 +96,10 @@ class Gate:
         before = self.model.register_forward_pre_hook(Border(self, ROOT, "open"), with_kwargs=True, prepend=True)
         after = self.model.register_forward_hook(Border(self, ROOT, "shut"), always_call=True)
         self._root_handles = (before, after)
+        self.swaps.put_in()
 
     def detach(self) -> None:
+        self.swaps.take_out()
         with self._lock:
             for handle in (*self._root_handles, *(h for pair in self._handles.values() for h in pair)):
                 handle.remove()
@@ -137,7 +142,7 @@ class Gate:
         if known is not None and not known.still_holds():
             self._forget(key)
             known = None
-        if known is None or (audit_key not in self.audits and len(self.audits) < MAX_AUDITS):
+        if known is None or known.is_stock or (audit_key not in self.audits and len(self.audits) < MAX_AUDITS):
             opening.frame = self._watch(opening, known, args, kwargs)
         else:
             opening.frame = WorkFrame(known.calls, known.borders)
@@ -152,12 +157,17 @@ class Gate:
         opening.owners = owners_of(self.model, (args, kwargs))
         if torch.cuda.is_initialized():
             opening.allocated = torch.cuda.memory_allocated()
-        return WatchFrame() if known is None else WatchFrame(known.calls, known.borders)
+        if known is not None and not known.is_stock:
+            return WatchFrame(known.calls, known.borders)
+        frame = WatchFrame()
+        frame.stock = known is None and bool(self.swaps)
+        return frame
 
     def _look_around(self) -> None:
         """See modules and parameters that were added or replaced since; hooks on replaced ones go."""
         before, self.modules = self.modules, dict(self.model.named_modules())
         self._parameters = tuple(self.model.parameters())
+        self.swaps.look(self.modules)
         self._hook_borders([path for path in self._handles if self.modules.get(path) is before.get(path)])
 
     def shut(self, output: Any) -> None:
@@ -187,21 +197,38 @@ class Gate:
             self._hook_borders(known.borders if known else ())
             return
         try:
-            if known is None:
+            if known is None or known.is_stock:
                 known = self._learn(opening.key, frame, output, opening.owners, pack=True)
         except Exception:
             self.detach()  # a rule was refused: nothing is packed, and the model is as it was
             raise
         self._hook_borders(known.borders)
-        audit = Audit(frame, known, opening.owners, opening.allocated)
+        audit = Audit(frame, known, opening.owners, opening.allocated, self._fused(opening.key, frame))
         self.audits[opening.audit_key] = self.last = audit
+
+    def _fused(self, key: Any, frame: WatchFrame) -> list[Fused]:
+        """The account of the modules that an op of ours computed in this forward."""
+        stock = self.stock.get(key)
+        if stock is None:
+            return []
+        return [Fused.of(self.swaps[path], elements, stock) for path, elements in frame.fused or ()]
 
     def _learn(self, key: Any, frame: WatchFrame, output: Any, owners: Owners, *, pack: bool) -> Structure:
         """Find the roles and decide; then pack what the watched forward holds."""
         roots: list[Node | None] = [tensor.grad_fn for tensor in tensors_in(output)]
         learnt = lesson(frame, roots, owners, self.modules, {})
-        all_here = self.outside.frame is None
-        found = structure(learnt, self.rules, self.modules, min_bytes=self.min_bytes, all_here=all_here)
+        if frame.stock:
+            self.stock[key] = self.swaps.learn(learnt, self.min_bytes)
+        found = structure(
+            learnt,
+            self.rules,
+            self.modules,
+            min_bytes=self.min_bytes,
+            all_here=self.outside.frame is None,
+            followed=self.swaps.rules,
+            swapped=self.swaps.paths,
+            is_stock=frame.stock and bool(self.swaps),
+        )
         if pack:
             seal_held(frame, learnt, found)
         self.structures[key] = found
@@ -223,12 +250,22 @@ class Gate:
     def learn_ahead(self, arguments: Arguments) -> None:
         """Learn the sites from a forward on fake tensors, so that even the first real forward packs as it goes."""
         key, _ = self._signature(*arguments)
+        found = self._learn_on_fakes(key, arguments, stock=bool(self.swaps))
+        if found.is_stock:
+            self.swaps.put_in()
+            try:
+                self._learn_on_fakes(key, arguments, stock=False)
+            finally:
+                self.swaps.take_out()
+
+    def _learn_on_fakes(self, key: Any, arguments: Arguments, *, stock: bool) -> Structure:
         frame = WatchFrame()
+        frame.stock = stock
         with torch.enable_grad(), faked(self.model, arguments) as fake:
             with watched(self.model, frame):
                 output = call(fake.call, fake.arguments)
             owners = owners_of(self.model, fake.arguments, fake)
-            self._learn(key, frame, output, owners, pack=False)
+            return self._learn(key, frame, output, owners, pack=False)
 
     # --- standing aside ---
 

@@ -7,8 +7,8 @@ autograd holds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -16,9 +16,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from slimgrad.report.human import human_bytes
 from slimgrad.runtime.lesson import Owners, is_parameter
 from slimgrad.runtime.orders import Structure
+from slimgrad.runtime.swaps import Stock, Swap
 from slimgrad.runtime.tickets import Kept, Order, Sealed
 from slimgrad.runtime.watch import Record, WatchFrame
-from slimgrad.spec import Report, SiteReport
+from slimgrad.spec import Report, Site, SiteReport
 
 REASONS_SHOWN = 8
 
@@ -38,16 +39,43 @@ class Entry:
     promised: int = 0
 
 
+@dataclass(frozen=True)
+class Fused:
+    """One call of a module that an op of ours computed; what the module would have kept is known per element."""
+
+    site: Site
+    codec: str
+    alone: int
+    """Bytes that the module would have held alone."""
+    promised: int
+
+    @classmethod
+    def of(cls, swap: Swap, elements: int, stock: Stock) -> Fused:
+        assert swap.op is not None
+        assert swap.site is not None
+        alone, views = (round(part.get(swap.site.path, 0.0) * elements) for part in (stock.alone, stock.views))
+        return cls(replace(swap.site, bytes=views), repr(swap.op.codec), alone, swap.op.kept(elements))
+
+
 class Audit:
     """The account of one watched forward. It is settled when backward begins, or when a report is asked for."""
 
-    def __init__(self, frame: WatchFrame, structure: Structure, owners: Owners, allocated: int | None) -> None:
+    def __init__(
+        self,
+        frame: WatchFrame,
+        structure: Structure,
+        owners: Owners,
+        allocated: int | None,
+        fused: Sequence[Fused] = (),
+    ) -> None:
         self.structure = structure
+        self.fused = tuple(fused)
         self.not_counted = {*owners.storages, *(r.storage_id for r in frame.records if is_parameter(r))}
         self.allocated_before = allocated
         self.allocated: int | None = None
         self.held_elsewhere: set[int] = set()
         self.entries: list[Entry] = []
+        self.codes = _codes(frame, fused)
         self._let_go: dict[int, StorageWeakRef] = {}
         for record in frame.records:
             held = record.held()
@@ -79,20 +107,24 @@ class Audit:
     def report(self, notes: Sequence[str]) -> Report:
         self.settle()
         counted, kept = self._counted(), self._kept()
+        codes, alone = sum(self.codes.values()), sum(call.alone for call in self.fused)
         packed = {entry.packed: entry for entry in self.entries if entry.order is not None}
         stays = sum(entry.storage_bytes for key, entry in counted.items() if key in kept)
         elsewhere = sum(entry.storage_bytes for key, entry in counted.items() if key in self.held_elsewhere)
         return Report(
-            kept_before=sum(entry.storage_bytes for entry in counted.values()),
+            kept_before=sum(entry.storage_bytes for entry in counted.values()) - codes + alone,
             kept_after=stays + elsewhere + sum(entry.after for entry in packed.values()),
-            promised=stays + sum(entry.promised for entry in packed.values()),
+            promised=stays - codes + self._promised(packed.values()),
             sites=self._site_reports(),
             reasons=self._reasons(counted, kept),
             notes=(*self._notes(), *notes),
         )
 
+    def _promised(self, packed: Iterable[Entry]) -> int:
+        return sum(entry.promised for entry in packed) + sum(call.promised for call in self.fused)
+
     def _site_reports(self) -> tuple[SiteReport, ...]:
-        reports, seen = [], set()
+        reports, seen = self._fused_reports(), set()
         for entry in self.entries:
             if entry.order is None:
                 continue
@@ -109,10 +141,17 @@ class Audit:
             )
         return tuple(reports)
 
+    def _fused_reports(self) -> list[SiteReport]:
+        held = [*self.codes.values(), *[0] * len(self.fused)]
+        return [
+            SiteReport(site=call.site, codec=call.codec, before=call.site.bytes, promised=call.promised, after=after)
+            for call, after in zip(self.fused, held, strict=False)
+        ]
+
     def _reasons(self, counted: Mapping[int, Entry], kept: set[int]) -> tuple[str, ...]:
         """Why the largest storages did not shrink, the largest first."""
         why = self._why_by_place()
-        stay = kept | self.held_elsewhere
+        stay = (kept | self.held_elsewhere) - self.codes.keys()
         large = sorted((e for key, e in counted.items() if key in stay), key=lambda e: -e.storage_bytes)
         lines = []
         for entry in large[:REASONS_SHOWN]:
@@ -132,13 +171,27 @@ class Audit:
             for saver in profile.storages[number].savers
         }
 
-    def _notes(self) -> tuple[str, ...]:
-        if self.allocated is None:
-            return ()
-        return (
-            f"the CUDA allocator held {human_bytes(max(0, self.allocated))} more when backward began than when the "
-            "forward did (outputs and the loss included)",
-        )
+    def _notes(self) -> Iterator[str]:
+        if self.structure.is_stock:
+            yield (
+                "modules still ran their own forward, to see what they keep; from the next forward on, fused ops that "
+                "keep less compute some of them"
+            )
+        if self.allocated is not None:
+            yield (
+                f"the CUDA allocator held {human_bytes(max(0, self.allocated))} more when backward began than when the "
+                "forward did (outputs and the loss included)"
+            )
+
+
+def _codes(frame: WatchFrame, fused: Sequence[Fused]) -> dict[int, int]:
+    """Storage -> bytes of what the ops keep, in the order of their calls."""
+    paths = {call.site.path for call in fused}
+    return {
+        record.storage_id: record.storage_bytes
+        for record in frame.records
+        if record.path in paths and record.dtype == torch.uint8 and record.held() is not None
+    }
 
 
 def _entry(record: Record, ticket: Kept | Sealed) -> Entry:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from slimgrad.codecs import CODECS, Codec, Keep
@@ -24,6 +25,12 @@ MIN_BYTES = {"cpu": 4 * 1024, "cuda": 2 * 1024 * 1024}
 site takes 40-80 us of host time, in which an H200 moves 150-300 MB: less than two mebibytes are not worth it. In
 BERT-base the weights of attention are below, 48 sites with less than 1 % of the bytes."""
 
+
+def least_bytes(device: torch.device, min_bytes: int | None) -> int:
+    """What a storage on that device must have at least to be packed."""
+    return MIN_BYTES.get(device.type, MIN_BYTES["cuda"]) if min_bytes is None else min_bytes
+
+
 Fixture = tuple[Mapping[str, Any], str, Any]
 """A dictionary of a module, a name in it, and what hangs there."""
 
@@ -39,8 +46,11 @@ class Structure:
     """Site key -> its order."""
     reasons: Mapping[int, str] = field(default_factory=dict)
     """Storage number -> why it is left as it is."""
+    is_stock: bool = False
+    """Whether modules ran their own forward where ops of ours will; see NOTE in swaps.py."""
     fixtures: tuple[Fixture, ...] = ()
-    """What the orders take for granted: the parameters that are cast again, and the modules at the borders."""
+    """What the orders take for granted: the parameters that are cast again, the modules at the borders and those that
+    an op computes."""
 
     def still_holds(self) -> bool:
         """Whether no such parameter or module was replaced by another one since."""
@@ -48,11 +58,17 @@ class Structure:
 
 
 def chosen(
-    lesson: Lesson, rules: Sequence[Rule], modules: Mapping[str, nn.Module], *, all_here: bool
+    lesson: Lesson,
+    rules: Sequence[Rule],
+    modules: Mapping[str, nn.Module],
+    *,
+    all_here: bool,
+    followed: Collection[Rule] = (),
 ) -> dict[int, Codec]:
     """Site number -> codec, by the first rule that selects the site with a codec that can serve it.
 
-    Where not all sites are here (some are outside the model, under `with run:`), an unused rule is no mistake.
+    Where not all sites are here (some are outside the model, under `with run:`), an unused rule is no mistake; nor is
+    one that is `followed` in another way.
     """
     choice: dict[int, Codec] = {}
     selected: set[Rule] = set()
@@ -69,7 +85,7 @@ def chosen(
                 served.add(rule)
                 choice.setdefault(number, rule.codec)
     for rule in rules:
-        if rule.where == "*" or isinstance(rule.codec, Keep):
+        if rule.where == "*" or isinstance(rule.codec, Keep) or rule in followed:
             continue
         if rule not in selected:
             if all_here:
@@ -105,9 +121,12 @@ def structure(
     *,
     min_bytes: int | None = None,
     all_here: bool = True,
+    followed: Collection[Rule] = (),
+    swapped: Collection[str] = (),
+    is_stock: bool = False,
 ) -> Structure:
     """Decide per storage: it is packed only if every saver lets go and bytes are saved; otherwise it is left alone."""
-    choice = chosen(lesson, rules, modules, all_here=all_here)
+    choice = chosen(lesson, rules, modules, all_here=all_here, followed=followed)
     packed: dict[int, Part] = {}
     orders: dict[int, Order] = {}
     reasons: dict[int, str] = {}
@@ -123,9 +142,9 @@ def structure(
         family = numbers[part.codec, part.demand.key]
         orders[lesson.records[saver].number] = _order(lesson, saver, part, family, shares[saver])
     calls, borders = lay_out(lesson.trail, orders)
-    fixtures = tuple(_fixtures(orders.values(), borders, modules))
+    fixtures = tuple(_fixtures(orders.values(), {*borders, *swapped}, modules))
     by_site = {order.site.key: order for order in orders.values()}
-    return Structure(calls, borders, lesson.profile, by_site, reasons, fixtures)
+    return Structure(calls, borders, lesson.profile, by_site, reasons, is_stock, fixtures)
 
 
 def _order(lesson: Lesson, number: int, part: Part, family: int, shared: Sharing) -> Order:
@@ -171,8 +190,7 @@ def _why_kept(storage: Storage, parts: Mapping[int, Part], lesson: Lesson, min_b
     sites = lesson.profile.sites
     if not storage.counted:
         return f"it is a {storage.kind}"
-    device = lesson.records[storage.savers[0]].device.type
-    least = MIN_BYTES.get(device, MIN_BYTES["cuda"]) if min_bytes is None else min_bytes
+    least = least_bytes(lesson.records[storage.savers[0]].device, min_bytes)
     if storage.bytes < least:
         return f"it is smaller than {least} bytes, not worth the time"
     holding = [sites[saver] for saver in keepers(storage, parts)]

@@ -12,6 +12,7 @@ from slimgrad.errors import SlimgradError, SpecError, UnsupportedModelError
 from slimgrad.runtime.batches import call_arguments
 from slimgrad.runtime.gate import Border, Gate
 from slimgrad.runtime.rules import Rule, as_rules, check_against_model
+from slimgrad.runtime.swaps import drop_inert_swaps
 from slimgrad.spec import Report
 
 
@@ -88,6 +89,7 @@ def apply(
     if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
         raise SpecError(f"min_bytes must be a number of bytes, 0 or more; found {min_bytes!r}")
     drop_inert_borders(model)
+    drop_inert_swaps(model)
     gate = Gate(model, rules, min_bytes)
     if batch is not None:
         gate.learn_ahead(call_arguments(batch))

@@ -73,6 +73,7 @@ class WatchFrame(Frame):
 
     def __init__(self, calls: Calls | None = None, borders: Mapping[str, bool] | None = None) -> None:
         super().__init__(calls or {}, borders or {})
+        self.fused = []
         self.first = sequence_number()
         self.reader = Reader()
         self.records: list[Record] = []
@@ -107,6 +108,7 @@ class WatchFrame(Frame):
 
     def restart(self) -> None:
         super().restart()
+        self.fused = []
         self.records.clear()
         self.trail.clear()
         self._saved.clear()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from slimgrad.errors import SpecError
 
@@ -103,6 +104,29 @@ MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
 }
 """torch's own modules: the function, and which attributes are its parameters."""
 
+_TANH = {"approximate": "tanh"}
+FOREIGN: dict[str, tuple[str, Parameters]] = {
+    "transformers.activations.GELUActivation": ("gelu", {}),
+    "transformers.activations.GELUTanh": ("gelu", _TANH),
+    "transformers.activations.PytorchGELUTanh": ("gelu", _TANH),
+    "transformers.activations.NewGELUActivation": ("gelu", _TANH),
+    "transformers.activations.FastGELUActivation": ("gelu", _TANH),
+    "transformers.activations.AccurateGELUActivation": ("gelu", _TANH),
+    "transformers.activations.QuickGELUActivation": ("quick_gelu", {}),
+    "transformers.activations.SiLUActivation": ("silu", {}),
+    "transformers.activations.MishActivation": ("mish", {}),
+    "timm.layers.activations.GELU": ("gelu", {}),
+    "timm.layers.activations.GELUTanh": ("gelu", _TANH),
+    "timm.layers.activations.QuickGELU": ("quick_gelu", {}),
+    "timm.layers.activations.Swish": ("silu", {}),
+    "timm.layers.activations.Mish": ("mish", {}),
+}
+"""Modules of other libraries, by name, so that those need not be there. Several write a formula out, op by op."""
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
 
 @dataclass(frozen=True)
 class Function:
@@ -125,8 +149,8 @@ class Function:
         return f"{self.name}({', '.join(f'{key}={value}' for key, value in self.parameters)})"
 
     def slope(self, x: Tensor) -> Tensor:
-        """f'(x), by autograd in the precision of x."""
-        with torch.enable_grad():
+        """f'(x), by autograd in the precision of x; hooks on saved tensors are none of its business."""
+        with torch.enable_grad(), saved_tensors_hooks(_itself, _itself):
             x = x.detach().requires_grad_()
             (slope,) = torch.autograd.grad(self.f(x).sum(), x)
         return slope
@@ -144,13 +168,23 @@ def named(name: str, parameters: Parameters) -> Function:
     return Function(name, tuple(complete.items()), lambda x: family.f(x, complete), family.jumps(complete), family.even)
 
 
+def module_function(module: nn.Module) -> Function | None:
+    """The function that a module is, if it is one of those known here; a class derived from theirs may be another."""
+    kind = type(module)
+    if kind in MODULES:
+        name, attributes = MODULES[kind]
+        return named(name, {key: getattr(module, key) for key in attributes})
+    name, parameters = FOREIGN.get(f"{kind.__module__}.{kind.__qualname__}", ("", {}))
+    return named(name, parameters) if name else None
+
+
 def function_of(f: str | Callable[[Tensor], Tensor], parameters: Parameters) -> Function:
     """The function meant by a name, a torch function, a module, or any callable on tensors."""
     if isinstance(f, str):
         return named(f, parameters)
-    if isinstance(f, nn.Module) and type(f) in MODULES:
-        name, attributes = MODULES[type(f)]
-        return named(name, {**{key: getattr(f, key) for key in attributes}, **parameters})
+    known = module_function(f) if isinstance(f, nn.Module) else None
+    if known is not None:
+        return named(known.name, {**dict(known.parameters), **parameters})
     if f in CALLABLES:
         return named(CALLABLES[f], parameters)
     if not callable(f) or parameters:

@@ -1,0 +1,198 @@
+"""Gated units f(a) * b in Triton: the twin of reference_gated.py, to rounding.
+
+One pass each way: forward reads a and b and writes y, backward reads a, b and dY and writes da and db. What has no gaps
+is one long row. The halves of a projection are taken row by row, as they lie, without a copy.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slimgrad.kernels import reference_gated
+from slimgrad.kernels.formulas import FAR, logistic, normal_tail
+from slimgrad.kernels.geometry import Layout
+from slimgrad.kernels.halves import exp2, is_native
+from slimgrad.kernels.launch import device_of
+from slimgrad.kernels.reference_gated import check_gated
+from slimgrad.kernels.tiles import float32, rounded
+
+BLOCK = 1024
+"""Elements of a program, 8 for each of its threads: words of 16 bytes of every 16-bit tensor."""
+WARPS = 4
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
+"""What is computed in float32. Double precision: the reference."""
+
+
+def gated_forward(a: Tensor, b: Tensor, function: str) -> Tensor:
+    check_gated(function, a, b)
+    if a.dtype not in COMPUTED:
+        return reference_gated.gated_forward(a, b, function)
+    layout = Layout.of(a)
+    y = layout.empty()
+    if y.numel():
+        rows = _rows(a.detach(), b.detach(), layout)
+        with device_of(a):
+            _forward_kernel[(rows.programs,)](
+                rows.a, rows.b, y, *rows[2:], function, is_native(a.device), BLOCK, num_warps=WARPS
+            )
+    return y
+
+
+def gated_backward(a: Tensor, b: Tensor, dy: Tensor, function: str) -> tuple[Tensor, Tensor]:
+    check_gated(function, a, b, dy)
+    if a.dtype not in COMPUTED:
+        return reference_gated.gated_backward(a, b, dy, function)
+    layout = Layout.of(a)
+    da, db = layout.empty(), layout.empty()
+    if da.numel():
+        rows, dy = _rows(a.detach(), b.detach(), layout), layout.dense(dy.detach())
+        with device_of(a):
+            _backward_kernel[(rows.programs,)](
+                rows.a, rows.b, dy, da, db, *rows[2:], function, is_native(a.device), BLOCK, num_warps=WARPS
+            )
+    return da, db
+
+
+# --- how a and b lie in memory ----------------------------------------------------------------------------------------
+
+
+class _Rows(NamedTuple):
+    """Rows of consecutive elements, each row's beginning a pitch after that of the one before."""
+
+    a: Tensor
+    b: Tensor
+    columns: int
+    a_pitch: int
+    b_pitch: int
+
+    @property
+    def programs(self) -> int:
+        return self.a.numel() // self.columns * -(-self.columns // BLOCK)
+
+
+def _rows(a: Tensor, b: Tensor, layout: Layout) -> _Rows:
+    """One long row if both have the layout; rows as they lie, if those are not too short; else a row of copies."""
+    n = a.numel()
+    if a.stride() == b.stride() == layout.stride:
+        return _Rows(a, b, n, n, n)
+    columns, a_pitch, b_pitch = a.shape[-1], _pitch(a), _pitch(b)
+    if a_pitch is None or b_pitch is None or 2 * columns < BLOCK or not _is_row_major(layout):
+        return _Rows(layout.dense(a), layout.dense(b), n, n, n)
+    return _Rows(a, b, columns, a_pitch, b_pitch)
+
+
+def _pitch(t: Tensor) -> int | None:
+    """Elements from each row (the last dimension) to the next; None if that is not one number, or rows have gaps."""
+    if t.shape[-1] > 1 and t.stride(-1) != 1:
+        return None
+    outer = [(size, step) for size, step in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
+    pitch = expected = outer[-1][1] if outer else t.shape[-1]
+    for size, step in reversed(outer):
+        if step != expected:
+            return None
+        expected *= size
+    return pitch
+
+
+def _is_row_major(layout: Layout) -> bool:
+    return torch.empty_strided(layout.shape, layout.stride, device="meta").is_contiguous()
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _density(x, NATIVE: tl.constexpr):
+    """Of the normal distribution."""
+    return 0.3989422804014327 * exp2(x * x * -0.7213475204444817, NATIVE)
+
+
+@triton.jit
+def _value_and_slope(x, FUNCTION: tl.constexpr, PRECISE: tl.constexpr, NATIVE: tl.constexpr):
+    """f(x) and f'(x) in float32. What a kernel does not use, the compiler leaves out."""
+    if FUNCTION == "gelu" and PRECISE:
+        below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+        value = x * below
+        slope = below + x * _density(x, NATIVE)
+    elif FUNCTION == "gelu":  # by |x|, so that below zero no digits get lost
+        size = tl.minimum(tl.abs(x), FAR, propagate_nan=tl.PropagateNan.ALL)
+        tail = normal_tail(size, NATIVE)
+        value = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - size * tail
+        negative = tail - size * _density(size, NATIVE)
+        slope = tl.where(x > 0.0, 1.0 - negative, negative)
+    elif FUNCTION == "gelu_tanh":  # (1 + tanh(u)) / 2 is the logistic function of 2u
+        s = logistic(x * (1.5957691216057308 + 0.07135481282724548 * x * x), NATIVE)
+        value = x * s
+        slope = s + value * (1.0 - s) * (1.5957691216057308 + 0.21406443848173644 * x * x)
+    elif FUNCTION == "sigmoid":
+        value = logistic(x, NATIVE)
+        slope = value * (1.0 - value)
+    else:
+        tl.static_assert(FUNCTION == "silu" or FUNCTION == "quick_gelu", "a function that has no formula here")
+        SCALE: tl.constexpr = 1.702 if FUNCTION == "quick_gelu" else 1.0
+        s = logistic(SCALE * x, NATIVE)
+        value = x * s
+        slope = s + SCALE * value * (1.0 - s)
+    return value, slope
+
+
+@triton.jit
+def _place(columns, a_pitch, b_pitch, BLOCK: tl.constexpr):
+    """Where the program's elements begin in a, in b and in what has no gaps, and which of them exist."""
+    blocks = tl.cdiv(columns, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    start = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
+    return row * a_pitch + start, row * b_pitch + start, row * columns + start, tl.arange(0, BLOCK) < columns - start
+
+
+@triton.jit
+def _forward_kernel(
+    a_ptr,
+    b_ptr,
+    y_ptr,
+    columns,
+    a_pitch,
+    b_pitch,
+    FUNCTION: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    OUT: tl.constexpr = y_ptr.dtype.element_ty
+    a_start, b_start, start, real = _place(columns, a_pitch, b_pitch, BLOCK)
+    at = tl.arange(0, BLOCK)
+    a = float32(tl.load(a_ptr + a_start + at, mask=real, other=0.0))
+    b = float32(tl.load(b_ptr + b_start + at, mask=real, other=0.0))
+    value, _ = _value_and_slope(a, FUNCTION, tl.float32 == OUT, NATIVE)
+    tl.store(y_ptr + start + at, rounded(value * b, OUT), mask=real)
+
+
+@triton.jit
+def _backward_kernel(
+    a_ptr,
+    b_ptr,
+    dy_ptr,
+    da_ptr,
+    db_ptr,
+    columns,
+    a_pitch,
+    b_pitch,
+    FUNCTION: tl.constexpr,
+    NATIVE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    OUT: tl.constexpr = da_ptr.dtype.element_ty
+    a_start, b_start, start, real = _place(columns, a_pitch, b_pitch, BLOCK)
+    at = tl.arange(0, BLOCK)
+    a = float32(tl.load(a_ptr + a_start + at, mask=real, other=0.0))
+    b = float32(tl.load(b_ptr + b_start + at, mask=real, other=0.0))
+    dy = float32(tl.load(dy_ptr + start + at, mask=real, other=0.0))
+    value, slope = _value_and_slope(a, FUNCTION, tl.float32 == OUT, NATIVE)
+    tl.store(da_ptr + start + at, rounded(dy * b * slope, OUT), mask=real)
+    tl.store(db_ptr + start + at, rounded(dy * value, OUT), mask=real)

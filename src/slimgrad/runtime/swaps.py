@@ -1,0 +1,200 @@
+"""Modules whose forward an op of ours stands in for, while a run is active.
+
+NOTE [The first forward is the model's own]
+What a step kept before slimgrad can be counted only where it is kept: so the first forward of each structure runs the
+modules' own code, is watched, and tells which bytes each such module holds alone. The second one runs the ops and is
+watched too, because other tensors are saved then; all others are worked. With `apply(..., batch=...)` both lessons are
+learnt on fake tensors. Where the gate stands aside (a checkpointed region, compiled code), the ops always run: what is
+computed again there must be what was computed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from slimgrad.ops.modules import PointwiseOp, demand_of, op_for
+from slimgrad.runtime.frame import innermost_hook
+from slimgrad.runtime.lesson import Lesson
+from slimgrad.runtime.orders import least_bytes
+from slimgrad.runtime.rules import Rule
+from slimgrad.spec import Need, Site
+
+FORWARD = "forward"
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What the modules themselves keep, per element of their input: for the ledger's 'before'."""
+
+    alone: Mapping[str, float]
+    """Path -> bytes of storages that nobody else keeps."""
+    views: Mapping[str, float]
+    """Path -> bytes of all that is saved there."""
+
+
+class Swap:
+    """Stands as `forward` in a module's own dictionary. On a copy of the model it does what the module does."""
+
+    __slots__ = ("gains", "local", "module", "op", "rule", "site")
+
+    def __init__(
+        self, module: nn.Module, site: Any = None, op: Any = None, rule: Any = None, local: Any = None
+    ) -> None:
+        self.module = module
+        self.site: Site | None = site
+        self.op: PointwiseOp | None = op
+        self.rule: Rule | None = rule
+        self.local = local
+        self.gains: bool | None = None
+        """Whether less is kept by it; None as long as nobody has looked."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        op = self.op
+        if op is None or self.gains is False or not op.takes(args, kwargs):
+            return self._own(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return op(args[0])
+        frame = self.local.frame
+        if frame is None or innermost_hook() is not frame.hook:
+            return op(args[0])
+        if frame.stock:
+            op.observe(args[0])
+            return self._own(*args, **kwargs)
+        if frame.fused is not None:
+            frame.fused.append((self.site.path, args[0].numel()))  # type: ignore[union-attr]
+        return op(args[0])
+
+    def _own(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Swap:
+        return Swap(memo.get(id(self.module), self.module))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Swap, (self.module,)
+
+
+class Swaps:
+    """All swaps of one model under one set of rules."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], rules: Sequence[Rule], local: Any) -> None:
+        self._rules = rules
+        self._local = local
+        self._all: dict[str, Swap] = {}
+        self._is_in = False
+        self.look(modules)
+
+    @property
+    def rules(self) -> set[Rule]:
+        """Those that are followed by a swap."""
+        return {swap.rule for swap in self._all.values() if swap.rule is not None}
+
+    @property
+    def paths(self) -> list[str]:
+        return list(self._all)
+
+    def __bool__(self) -> bool:
+        return any(swap.gains is not False for swap in self._all.values())
+
+    def __getitem__(self, path: str) -> Swap:
+        return self._all[path]
+
+    def look(self, modules: Mapping[str, nn.Module]) -> None:
+        """See which modules there are now."""
+        was_in = self._is_in
+        gone = [path for path, swap in self._all.items() if modules.get(path) is not swap.module]
+        for path in gone:
+            self._take_out(self._all.pop(path))
+        for path, module in modules.items():
+            if path not in self._all and (swap := self._made(path, module)) is not None:
+                self._all[path] = swap
+        if was_in:
+            self.put_in()
+
+    def _made(self, path: str, module: nn.Module) -> Swap | None:
+        """By the first rule that selects the module with a codec that can serve it; one that is wrapped stays."""
+        demand = None if FORWARD in module.__dict__ else demand_of(module)
+        if demand is None:
+            return None
+        site = Site(
+            path=path,
+            module=type(module).__name__,
+            call=0,
+            index=0,
+            node=FORWARD,
+            slot="input",
+            need=Need.DERIVATIVE,
+            fn=demand.fn,
+            detail=demand.detail,
+            shape=(),
+            dtype="float32",
+            bytes=0,
+            storage=0,
+        )
+        for rule in self._rules:
+            if rule.selects(site, module) and rule.codec.serves(demand, torch.float32):
+                op = op_for(module, rule.codec)
+                return None if op is None else Swap(module, site, op, rule, self._local)
+        return None
+
+    def put_in(self) -> None:
+        self._is_in = True
+        for swap in self._all.values():
+            if swap.op is not None:
+                swap.op.prepare()
+            swap.module.__dict__[FORWARD] = swap
+
+    def take_out(self) -> None:
+        self._is_in = False
+        for swap in self._all.values():
+            self._take_out(swap)
+
+    def _take_out(self, swap: Swap) -> None:
+        if swap.module.__dict__.get(FORWARD) is swap:
+            del swap.module.__dict__[FORWARD]
+
+    def learn(self, lesson: Lesson, min_bytes: int | None) -> Stock:
+        """What the modules keep by themselves. Those that hold no more alone than an op would are left alone: what a
+        Tanh returns, the product behind it keeps as well. So are those with less than `min_bytes`.
+        """
+        elements: Counter[str] = Counter()
+        for (path, _), numel in _inputs(lesson).items():
+            elements[path] += numel
+        alone, views, largest = Counter[str](), Counter[str](), Counter[str]()
+        for storage in lesson.profile.storages:
+            paths = {lesson.profile.sites[saver].path for saver in storage.savers}
+            if storage.counted and len(paths) == 1:
+                alone[paths.pop()] += storage.bytes
+        for record in lesson.records:
+            views[record.path] += record.bytes
+            largest[record.path] = max(largest[record.path], record.bytes - least_bytes(record.device, min_bytes) + 1)
+        found = [path for path in self._all if elements[path]]
+        for path in found:
+            swap = self._all[path]
+            if swap.gains is None and swap.op is not None:
+                swap.gains = largest[path] > 0 and alone[path] > swap.op.kept(elements[path])
+                swap.op.prepare()
+        return Stock({p: alone[p] / elements[p] for p in found}, {p: views[p] / elements[p] for p in found})
+
+
+def _inputs(lesson: Lesson) -> dict[tuple[str, int], int]:
+    """(path, call) -> the elements of what a module was given: as many as its largest saved tensor has."""
+    found: dict[tuple[str, int], int] = {}
+    for record in lesson.records:
+        key = record.path, record.call
+        found[key] = max(found.get(key, 0), int(record.shape.numel()))
+    return found
+
+
+def drop_inert_swaps(model: nn.Module) -> None:
+    """Take away what is left of a run on a copy of a treated model."""
+    for module in model.modules():
+        swap = module.__dict__.get(FORWARD)
+        if isinstance(swap, Swap) and swap.op is None:
+            del module.__dict__[FORWARD]
