@@ -256,9 +256,7 @@ def test_fsdp2_averages_what_fused_ops_give(reshard: str) -> None:
         run = sg.apply(one, sg.FewBit(bits=3), batch=x)
     expected = pieces(mean_of_shards(alone))
     found = trained(sharded(net, reshard=reshard == "reshard"))
-    assert all(
-        torch.allclose(a, b, rtol=1e-4, atol=1e-6) for left, right in zip(expected, found) for a, b in zip(left, right)
-    )
+    assert_close(found, expected, rtol=1e-4, atol=1e-6)
     assert sum("FewBit" in site.codec for site in run.report().sites) == 2
 
 

@@ -16,8 +16,8 @@ from slimgrad.kernels import buckets as separate
 from slimgrad.kernels import reference_codes
 from slimgrad.kernels.buckets import COMPARED, WORD_BYTES, borders_on, code_rounds, launch, ways
 from slimgrad.kernels.codes import Pointwise, check_codes, check_floating, code_bytes
-from slimgrad.kernels.geometry import check_dense
 from slimgrad.kernels.formulas import FAR, logistic, normal_tail
+from slimgrad.kernels.geometry import check_dense
 from slimgrad.kernels.halves import exp2, high_of, inverse, is_native, low_of, paired
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.rounds import codes_of, is_whole, load_rounds, load_words, store_cells
