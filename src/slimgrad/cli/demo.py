@@ -41,6 +41,7 @@ class Configuration:
 CONFIGURATIONS = (
     Configuration("untouched", None, exact=True),
     Configuration("lossless", lambda sg: sg.Lossless(), exact=True),
+    Configuration("fewbit 3 bit", lambda sg: sg.fewbit(bits=3), exact=False),
     Configuration("quant 4 bit", lambda sg: sg.Quant(bits=4), exact=False),
 )
 """The first is what the others are measured against."""
@@ -127,7 +128,7 @@ def workload_tables(rows: Sequence[Row]) -> Iterator[Table]:
     for workload, group in groupby(rows, key=lambda row: row.workload):
         table = Table(title=workload, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         table.show_edge = table.pad_edge = False
-        table.add_column("", min_width=11, no_wrap=True)
+        table.add_column("", min_width=12, no_wrap=True)
         for header, width in COLUMNS:
             table.add_column(header, justify="right", no_wrap=True, min_width=width)
         first, *others = group

@@ -80,22 +80,22 @@ def load_digits() -> Data:
     return Data(images[train], labels[train], images[test], labels[test])
 
 
-def block(inputs: int, outputs: int) -> nn.Sequential:
+def block(inputs: int, outputs: int, act: nn.Module) -> nn.Sequential:
     layers = {
         "conv": nn.Conv2d(inputs, outputs, 3, padding=1),
         "norm": nn.BatchNorm2d(outputs),
-        "act": nn.ReLU(),
+        "act": act,
         "pool": nn.MaxPool2d(2),
     }
     return nn.Sequential(OrderedDict(layers))
 
 
 def network() -> nn.Sequential:
-    """Three blocks of convolution, batch norm, ReLU and max-pool, and a head: about 100,000 parameters."""
+    """Three blocks of convolution, batch norm, ReLU or GELU and max-pool, and a head: about 100,000 parameters."""
     features = 96 * (SIDE // 8) ** 2
     head = nn.Sequential(nn.Flatten(), nn.Dropout(0.25), nn.Linear(features, 32), nn.ReLU(), nn.Linear(32, 10))
-    body = nn.Sequential(block(24, 48), nn.Dropout(0.1), block(48, 96))
-    return nn.Sequential(OrderedDict(stem=block(1, 24), body=body, head=head))
+    body = nn.Sequential(block(24, 48, nn.GELU()), nn.Dropout(0.1), block(48, 96, nn.GELU()))
+    return nn.Sequential(OrderedDict(stem=block(1, 24, nn.ReLU()), body=body, head=head))
 
 
 def prepared(start: State | None, seed: int) -> nn.Sequential:

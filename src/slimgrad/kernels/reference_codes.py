@@ -13,6 +13,8 @@ from slimgrad.kernels.codes import Buckets, Pointwise, check_codes, check_floati
 from slimgrad.kernels.geometry import ROUNDS, THREADS, TILE, check_dense
 from slimgrad.kernels.reference import chunks
 
+NIBBLE = 4
+
 FEW = 15
 """Borders that are compared one by one: on a CPU it takes a quarter of the time that searching among 7 does."""
 
@@ -24,11 +26,12 @@ def pack_codes(x: Tensor, buckets: Buckets) -> Tensor:
     n = x.numel()
     x = x.detach().as_strided((n,), (1,))
     out = torch.empty(code_bytes(n, buckets.bits), dtype=torch.uint8, device=x.device)
-    tiles = out.view(tiles_of(n), buckets.bits * (TILE // 8))
+    tiles = out.view(torch.int32).view(tiles_of(n), buckets.bits, THREADS)
     precision = torch.promote_types(x.dtype, torch.float32)
     borders = torch.tensor(buckets.borders, dtype=precision, device=x.device)
     for first, last in chunks(n):
-        at = F.pad(x[first:last].to(precision), (0, (first - last) % TILE))
+        at, missing = x[first:last].to(precision), (first - last) % TILE
+        at = F.pad(at, (0, missing)) if missing else at
         at = (at - buckets.centre).abs_() if buckets.absolute else at
         _weave(_codes(at, borders), buckets, tiles[first // TILE : tiles_of(last)])
     return out
@@ -51,7 +54,7 @@ def unpack_codes(
     n = math.prod(shape)
     check_codes(packed, n, buckets.bits)
     out = torch.empty(n, dtype=dtype, device=packed.device)
-    tiles = packed.view(tiles_of(n), buckets.bits * (TILE // 8))
+    tiles = packed.view(torch.int32).view(tiles_of(n), buckets.bits, THREADS)
     values = torch.tensor(buckets.values, dtype=torch.float64, device=packed.device).to(dtype)
     for first, last in chunks(n):
         codes = _unwoven(tiles[first // TILE : tiles_of(last)], buckets)
@@ -73,49 +76,57 @@ def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise) -> Tensor:
 
 
 # --- tiles: see NOTE [Tiles of codes] in codes.py ---------------------------------------------------------------------
+#
+# Eight codes at a time, as the bytes of a 64-bit word: on a CPU this takes a fifth of the time of arithmetic on bytes.
+
+FOURTHS = 0x000F000F000F000F
+"""The low nibbles of every second byte of a word."""
 
 
-def _bytes_of_rows(codes: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of whole tiles of codes, [tiles, rounds, threads, 2, 2]: what each byte's low and high nibble hold.
-
-    The bytes of a row hold the codes of elements 0 and 2, 4 and 6, 1 and 3, 5 and 7.
-    """
-    rows = codes.view(-1, ROUNDS, THREADS, 2, 2, 2)
-    low, high = (rows[..., place, :].transpose(-1, -2) for place in range(2))
-    return low, high
+def _nibbles(words: Tensor) -> Tensor:
+    """Rows of eight codes below 16, each in its byte -> the same in nibbles, elements 0, 2, 4, 6 below 1, 3, 5, 7."""
+    even, odd = words & FOURTHS, words >> 8 & FOURTHS
+    low, high = (half | half >> 12 | half >> 24 | half >> 36 for half in (even, odd))
+    return low & 0xFFFF | (high & 0xFFFF) << 16
 
 
-def _planes(tiles: Tensor, buckets: Buckets) -> Iterator[tuple[int, int, Tensor]]:
-    """Of each plane: the bits below it, its width, and a view of its bytes, [tiles, words, threads, 2, 2]."""
+def _in_bytes(rows: Tensor) -> Tensor:
+    """The inverse."""
+    low, high = rows & 0xFFFF, rows >> 16 & 0xFFFF
+    even, odd = ((half | half << 12 | half << 24 | half << 36) & FOURTHS for half in (low, high))
+    return even | odd << 8
+
+
+def _planes(buckets: Buckets) -> Iterator[tuple[int, int, int]]:
+    """Of each plane: the bits below it, its width, and the mask of as many bits in every nibble."""
     below = 0
     for width in buckets.planes:
-        part = tiles[:, below * TILE // 8 : (below + width) * TILE // 8]
-        yield below, width, part.unflatten(1, (width, THREADS, 2, 2))
+        yield below, width, 0x11111111 * ((1 << width) - 1)
         below += width
 
 
 def _weave(codes: Tensor, buckets: Buckets, tiles: Tensor) -> None:
-    """Write whole tiles of codes: 4 / width rows share a word."""
-    low, high = _bytes_of_rows(codes)
-    for below, width, plane in _planes(tiles, buckets):
-        plane.zero_()
-        for turn in range(ROUNDS // width):
-            rows = slice(turn, None, ROUNDS // width)
-            plane |= _cut(low[:, rows], below, width) << turn * width
-            plane |= _cut(high[:, rows], below, width) << 4 + turn * width
+    """Write whole tiles of codes into [tiles, bits, threads] words: 4 / width rows share one."""
+    words = codes.view(torch.int64).view(-1, ROUNDS, THREADS)
+    rows = [_nibbles(words), _nibbles(words >> 4)] if buckets.bits > NIBBLE else [_nibbles(words)]
+    for below, width, mask in _planes(buckets):
+        part = rows[below // NIBBLE] >> below % NIBBLE & mask
+        share = ROUNDS // width
+        word = part[:, ::share]
+        for turn in range(1, share):
+            word = word | part[:, turn::share] << turn * width
+        tiles[:, below : below + width] = word
 
 
 def _unwoven(tiles: Tensor, buckets: Buckets) -> Tensor:
     """The inverse: one code after another."""
-    codes = tiles.new_zeros(len(tiles) * TILE)
-    low, high = _bytes_of_rows(codes)
-    for below, width, plane in _planes(tiles, buckets):
-        for turn in range(ROUNDS // width):
-            rows = slice(turn, None, ROUNDS // width)
-            low[:, rows] |= _cut(plane, turn * width, width) << below
-            high[:, rows] |= _cut(plane, 4 + turn * width, width) << below
-    return codes
-
-
-def _cut(bits: Tensor, shift: int, width: int) -> Tensor:
-    return bits >> shift & (1 << width) - 1
+    words = tiles.to(torch.int64)
+    rows = [words.new_zeros(len(tiles), ROUNDS, THREADS) for _ in range(1 + (buckets.bits > NIBBLE))]
+    for below, width, mask in _planes(buckets):
+        plane, share = words[:, below : below + width], ROUNDS // width
+        for turn in range(share):
+            rows[below // NIBBLE][:, turn::share] |= (plane >> turn * width & mask) << below % NIBBLE
+    codes = _in_bytes(rows[0])
+    for high in rows[1:]:
+        codes |= _in_bytes(high) << NIBBLE
+    return codes.flatten().view(torch.uint8)
