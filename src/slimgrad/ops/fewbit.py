@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 from torch.library import custom_op
 
@@ -37,14 +38,14 @@ class FewBitFunction:
         """f(x); with `inplace` written over x, which must then be dense and nobody else's for backward."""
         if not x.is_floating_point():
             raise SpecError(f"{self!r}: expected a floating-point tensor, found {x.dtype}")
-        if is_compiling():
+        if is_compiling() or isinstance(x, FakeTensor):
             return self._traced(x, inplace)
         if not (torch.is_grad_enabled() and x.requires_grad):
             return x.copy_(self.unit.f(x)) if inplace else self.unit.f(x)
         return _Fused.apply(x, self.unit, inplace)  # type: ignore[no-any-return, no-untyped-call]
 
     def _traced(self, x: Tensor, inplace: bool) -> Tensor:
-        """The same in an op that a compiler knows."""
+        """The same in an op that a compiler knows, and fake tensors too, which have no memory for kernels to read."""
         if self.table.function not in FAMILIES:
             raise SpecError(f"{self!r} has no name slimgrad knows, so torch.compile cannot take it; call it uncompiled")
         y: Tensor = fewbit_forward(Layout.of(x).dense(x), self._text)[0]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 from torch.library import custom_op
 
@@ -35,7 +36,7 @@ class GatedFunction:
         all that is kept; so are other views whose rows lie evenly, if rows are long. What lies in memory in another way
         than a, or has other gaps, is copied on its way to the kernel, forward and backward, and kept as it was.
         """
-        if is_compiling():
+        if is_compiling() or isinstance(a, FakeTensor):  # the latter have no memory for kernels to read
             return gated_forward(a, b, self.f)  # type: ignore[no-any-return]
         if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
             return kernels.gated_forward(a, b, self.f)

@@ -15,7 +15,7 @@ from slimgrad.kernels.codes import code_bytes
 from slimgrad.ops.fewbit import FewBitFunction
 from slimgrad.spec import Need
 from slimgrad.tables import fewbit_table
-from slimgrad.tables.functions import Function, module_function
+from slimgrad.tables.functions import module_function, parameter_names
 
 BINS = 512
 """Of the histogram that a table for the data is made of."""
@@ -27,8 +27,9 @@ class PointwiseOp:
     def __init__(self, module: nn.Module, codec: FewBit) -> None:
         self.module = module
         self.codec = codec
+        self._attributes = parameter_names(module)
         self._counts: Tensor | None = None
-        self._made: tuple[Function, FewBitFunction] | None = None
+        self._made: tuple[list[Any], FewBitFunction] | None = None
 
     def takes(self, args: Sequence[Any], kwargs: Any) -> bool:
         """Whether the op can compute this call; the module itself does where nobody will ask for a gradient."""
@@ -63,11 +64,12 @@ class PointwiseOp:
 
     def _function(self) -> FewBitFunction:
         """The function that the module is now: its parameters may have been changed."""
-        now = module_function(self.module)
-        assert now is not None
-        if self._made is None or self._made[0].parameters != now.parameters:
-            table = fewbit_table(now.name, self.codec.bits, self.codec.interval, self._weight(), **dict(now.parameters))
-            self._made = now, FewBitFunction(now.f, table)
+        now = [getattr(self.module, name) for name in self._attributes]
+        if self._made is None or self._made[0] != now:
+            f = module_function(self.module)
+            assert f is not None
+            table = fewbit_table(f.name, self.codec.bits, self.codec.interval, self._weight(), **dict(f.parameters))
+            self._made = now, FewBitFunction(f.f, table)
         return self._made[1]
 
     def _weight(self) -> Any:

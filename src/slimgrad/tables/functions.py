@@ -178,6 +178,11 @@ def module_function(module: nn.Module) -> Function | None:
     return named(name, parameters) if name else None
 
 
+def parameter_names(module: nn.Module) -> tuple[str, ...]:
+    """The attributes that are parameters of the function that a module is."""
+    return MODULES.get(type(module), ("", ()))[1]
+
+
 def function_of(f: str | Callable[[Tensor], Tensor], parameters: Parameters) -> Function:
     """The function meant by a name, a torch function, a module, or any callable on tensors."""
     if isinstance(f, str):
