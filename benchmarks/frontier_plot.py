@@ -79,9 +79,10 @@ def drawn(panels: dict[str, list[Point]]) -> Figure:
     top = 1 - 0.95 / height
     figure.subplots_adjust(0.75 / width, 0.6 / height, 1 - 0.2 / width, top, wspace=0.1, hspace=0.2)
     heading(figure, height)
-    span = time_span([point.time for found in panels.values() for point in found])
+    every = [point for found in panels.values() for point in found]
+    span, most = time_span([point.time for point in every]), max([1.1, *(point.kept for point in every)])
     for panel, (name, found) in zip(axes, panels.items(), strict=False):
-        draw_panel(panel, name, found, span)
+        draw_panel(panel, name, found, span, most)
         place_labels(panel, found, canvas)
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
@@ -114,11 +115,11 @@ def time_span(times: Iterable[float]) -> tuple[float, float]:
     return min([FASTEST, *(time * 0.93 for time in known)]), max([SLOWEST, *(time * 1.06 for time in known)])
 
 
-def draw_panel(panel: Axes, name: str, found: Sequence[Point], span: tuple[float, float]) -> None:
+def draw_panel(panel: Axes, name: str, found: Sequence[Point], span: tuple[float, float], most: float) -> None:
     panel.set_title(name, loc="left", fontsize=9.5)
     panel.set_xscale("log")
     panel.set_xlim(*span)
-    panel.set_ylim(-0.06, 1.14)
+    panel.set_ylim(-0.06, most + 0.04)
     panel.set_xticks([tick for tick in (FINE if span[0] > 0.7 else COARSE) if span[0] <= tick <= span[1]])
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())

@@ -4,12 +4,14 @@
     python benchmarks/pointwise.py --sizes 64M --bits 3 --dtypes bfloat16 --json out/pointwise.json
 
 The floor is what a copy would take for the bytes a few-bit function must move: x, y and codes forward; codes, dY and dX
-backward. Stock autograd moves x once more.
+backward. Stock autograd moves x once more. Gated units f(a) * b follow, without codes: a, b and y forward; a, b, dY, dA
+and dB backward.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -33,10 +35,17 @@ STOCK: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "silu": lambda a, b: F.silu(a) * b,
+    "gelu": lambda a, b: F.gelu(a) * b,
+}
+
+
 @dataclass(frozen=True)
 class Row:
     function: str
-    bits: int
+    bits: int | None
+    """None for a gated unit, which has no codes."""
     dtype: str
     elements: int
     stock_us: float
@@ -62,6 +71,27 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
                     kept = n * dtype.itemsize / (n * bits / 8)
                     label = str(dtype).removeprefix("torch.")
                     yield Row(name, bits, label, n, stock * 1e6, took * 1e6, took / stock, floor / stock, kept)
+
+
+def gated_rows(args: argparse.Namespace) -> Iterator[Row]:
+    device = torch.device(args.device)
+    for dtype in (getattr(torch, name) for name in args.dtypes):
+        for n in args.sizes:
+            copied = seconds(copying(n, dtype, device), device, args.repeats) / (2 * n * dtype.itemsize)
+            for name in (name for name in args.functions if name in GATED):
+                stock = seconds(gated_both_ways(GATED[name], n, dtype, device), device, args.repeats)
+                took = seconds(gated_both_ways(sg.gated_function(name), n, dtype, device), device, args.repeats)
+                floor = copied * n * 8 * dtype.itemsize
+                label = str(dtype).removeprefix("torch.")
+                yield Row(f"{name} * b", None, label, n, stock * 1e6, took * 1e6, took / stock, floor / stock, 3 / 2)
+
+
+def gated_both_ways(
+    f: Callable[[Tensor, Tensor], Tensor], n: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], object]:
+    a, b = (torch.randn(n, device=device).to(dtype).requires_grad_() for _ in range(2))
+    dy = torch.randn(n, device=device).to(dtype)
+    return lambda: torch.autograd.grad(f(a, b), (a, b), dy)
 
 
 def copying(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
@@ -95,7 +125,7 @@ LINE = "{:10} {:>4} {:9} {:>10} {:>9} {:>9} {:>7} {:>8} {:>7}"
 
 def shown(row: Row) -> str:
     times = (f"{row.stock_us:.1f}", f"{row.fewbit_us:.1f}", f"{row.time_ratio:.3f}", f"{row.floor_ratio:.3f}")
-    return LINE.format(row.function, row.bits, row.dtype, row.elements, *times, f"{row.kept_ratio:.1f}")
+    return LINE.format(row.function, row.bits or "", row.dtype, row.elements, *times, f"{row.kept_ratio:.1f}")
 
 
 def main() -> None:
@@ -104,7 +134,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
     print(f"{where}; torch {torch.__version__}; forward and backward together", LINE.format(*HEAD), sep="\n")
     found = []
-    for row in rows(args):
+    for row in itertools.chain(rows(args), gated_rows(args)):
         found.append(row)
         print(shown(row), flush=True)
     if args.json:
