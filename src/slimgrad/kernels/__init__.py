@@ -21,7 +21,7 @@ from slimgrad.kernels import library
 from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
-from slimgrad.kernels.packers import ByFunctions, Packer
+from slimgrad.kernels.packers import ByFunctions, Fusion, FusionByFunctions, Packer
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
 from slimgrad.kernels.twins import Backend, backend, twin
@@ -29,6 +29,7 @@ from slimgrad.kernels.twins import Backend, backend, twin
 __all__ = [
     "Backend",
     "Buckets",
+    "Fusion",
     "Groups",
     "Interval",
     "Layout",
@@ -38,6 +39,7 @@ __all__ = [
     "backend",
     "bit_packer",
     "code_packer",
+    "fusion",
     "gated_backward",
     "gated_forward",
     "group_packer",
@@ -168,11 +170,18 @@ def code_packer(layout: Layout, buckets: Buckets) -> Packer:
     )
 
 
-def _launched(name: str, layout: Layout, *what: Any) -> Packer | None:
-    """The packer that launches kernels; None off a GPU, while a compiler looks, and for dtypes without a kernel."""
+def fusion(layout: Layout, unit: Pointwise) -> Fusion:
+    """`pointwise_forward` and `pointwise_backward` for one layout. Eager only."""
+    return _launched("pointwise", layout, unit) or FusionByFunctions(
+        lambda x, out: pointwise_forward(x, unit, out), lambda codes, dy: pointwise_backward(codes, dy, unit)
+    )
+
+
+def _launched(name: str, layout: Layout, *what: Any) -> Any:
+    """What launches kernels; None off a GPU, while a compiler looks, and for dtypes without a kernel."""
     if is_compiling() or backend(layout.device) != "triton":
         return None
-    return twin(name, layout.device, None).packer(layout, *what)  # type: ignore[no-any-return]
+    return twin(name, layout.device, None).packer(layout, *what)
 
 
 def pack_window(indices: Tensor, pool: Windows, *, force: Backend | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Packing and unpacking tensors of one layout, with all that follows from the layout found out beforehand."""
+"""What is done with tensors of one layout, with all that follows from the layout found out beforehand."""
 
 from __future__ import annotations
 
@@ -21,3 +21,18 @@ class ByFunctions(NamedTuple):
 
     pack: Callable[[Tensor], Tensor]
     unpack: Callable[[Tensor], Tensor]
+
+
+class Fusion(Protocol):
+    """f(x) together with its codes, and level * dY, of dense tensors of one layout. It checks nothing."""
+
+    def forward(self, x: Tensor, out: Tensor | None, /) -> tuple[Tensor, Tensor]: ...
+
+    def backward(self, codes: Tensor, dy: Tensor, /) -> Tensor: ...
+
+
+class FusionByFunctions(NamedTuple):
+    """A fusion of two functions."""
+
+    forward: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor], Tensor]

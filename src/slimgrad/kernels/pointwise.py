@@ -5,6 +5,7 @@ codes, backward reads codes and dY. Fewer bytes than stock autograd moves, which
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -12,14 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slimgrad.kernels import buckets as separate
-from slimgrad.kernels import reference_codes
+from slimgrad.kernels import buckets, reference_codes
 from slimgrad.kernels.buckets import COMPARED, WORD_BYTES, borders_on, code_rounds, launch, ways
 from slimgrad.kernels.codes import Pointwise, check_codes, check_floating, code_bytes
 from slimgrad.kernels.formulas import FAR, logistic, normal_tail
-from slimgrad.kernels.geometry import check_dense
+from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.halves import exp2, high_of, inverse, is_native, low_of, paired
-from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.rounds import codes_of, is_whole, load_rounds, load_words, store_cells
 from slimgrad.kernels.tiles import float32, rounded
 
@@ -30,40 +29,56 @@ FUSED = ("gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "hardswish", "mis
 def pointwise_forward(x: Tensor, unit: Pointwise, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     check_floating(x)
     check_dense("pointwise", x)
-    if unit.fused not in FUSED or x.dtype not in COMPARED:
-        codes, y = separate.pack_codes(x, unit.buckets), unit.f(x.detach())
-        return (y if out is None else out.copy_(y)), codes
-    n = x.numel()
-    y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) if out is None else out
-    codes = torch.empty(code_bytes(n, unit.buckets.bits), dtype=torch.uint8, device=x.device)
-    if n:
-        aligned = (x.data_ptr() | y.data_ptr()) % WORD_BYTES == 0
-        _forward(n, unit, x.dtype, x.device, aligned)(x, y, codes)
-    return y, codes
+    made = packer(Layout(x.shape, x.stride(), x.dtype, x.device), unit)
+    return reference_codes.pointwise_forward(x, unit, out) if made is None else made.forward(x, out)
 
 
 def pointwise_backward(codes: Tensor, dy: Tensor, unit: Pointwise) -> Tensor:
     check_dense("pointwise", dy)
     check_codes(codes, dy.numel(), unit.buckets.bits)
-    if dy.dtype not in COMPARED:
-        return reference_codes.pointwise_backward(codes, dy, unit)
-    dx = torch.empty_strided(dy.shape, dy.stride(), dtype=dy.dtype, device=dy.device)
-    if dy.numel():
-        _backward(dy.numel(), unit, dy.dtype, dy.device)(dy, dx, codes)
-    return dx
+    made = packer(Layout(dy.shape, dy.stride(), dy.dtype, dy.device), unit)
+    return reference_codes.pointwise_backward(codes, dy, unit) if made is None else made.backward(codes, dy)
 
 
 @lru_cache(maxsize=4096)
-def _forward(n: int, unit: Pointwise, dtype: torch.dtype, device: torch.device, aligned: bool) -> Launch:
-    how = ways(unit.buckets, dtype, device)[aligned]
-    borders = borders_on(unit.buckets, dtype, device)
-    return launch(_forward_kernel, n, dtype, *how, unit.fused, is_native(device), constants=(borders,))
+def packer(layout: Layout, unit: Pointwise) -> ByKernels | None:
+    return ByKernels(layout, unit) if layout.dtype in COMPARED else None
 
 
-@lru_cache(maxsize=4096)
-def _backward(n: int, unit: Pointwise, dtype: torch.dtype, device: torch.device) -> Launch:
-    levels = torch.tensor(unit.buckets.values, dtype=torch.float32, device=device)
-    return launch(_backward_kernel, n, dtype, unit.buckets.bits, constants=(levels,))
+class ByKernels:
+    """A fusion of one kernel each way; where there is none for f, torch computes it and the codes take their own."""
+
+    __slots__ = ("aligned", "backwards", "bare", "nbytes", "plain", "unit")
+
+    def __init__(self, layout: Layout, unit: Pointwise) -> None:
+        n, dtype, device = math.prod(layout.shape), layout.dtype, layout.device
+        self.unit = unit
+        self.nbytes = code_bytes(n, unit.buckets.bits)
+        self.bare = None if unit.fused in FUSED else buckets.packer(layout, unit.buckets)
+        constants = (borders_on(unit.buckets, dtype, device),)
+        self.plain, self.aligned = (
+            launch(_forward_kernel, n, dtype, *how, unit.fused, is_native(device), constants=constants)
+            for how in ways(unit.buckets, dtype, device)
+        )
+        levels = torch.tensor(unit.buckets.values, dtype=torch.float32, device=device)
+        self.backwards = launch(_backward_kernel, n, dtype, unit.buckets.bits, constants=(levels,))
+
+    def forward(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.bare is not None:
+            codes, y = self.bare.pack(x), self.unit.f(x.detach())
+            return (y if out is None else out.copy_(y)), codes
+        y = torch.empty_like(x) if out is None else out
+        codes = torch.empty(self.nbytes, dtype=torch.uint8, device=x.device)
+        if self.nbytes:
+            whole = (x.data_ptr() | y.data_ptr()) % WORD_BYTES == 0
+            (self.aligned if whole else self.plain)(x, y, codes)
+        return y, codes
+
+    def backward(self, codes: Tensor, dy: Tensor) -> Tensor:
+        dx = torch.empty_like(dy)
+        if self.nbytes:
+            self.backwards(dy, dx, codes)
+        return dx
 
 
 @triton.jit

@@ -16,12 +16,15 @@ from torch.library import custom_op
 
 from slimgrad import kernels
 from slimgrad.errors import DoubleBackwardError, SpecError
-from slimgrad.kernels import Buckets, Layout, Pointwise
+from slimgrad.kernels import Buckets, Fusion, Layout, Pointwise
 from slimgrad.kernels.codes import code_bytes
 from slimgrad.spec.values import parsed
 from slimgrad.tables import FAMILIES, Table, fewbit_table
 from slimgrad.tables.functions import function_of, named
 from slimgrad.tables.question import Histogram
+
+MOST_LAYOUTS = 1024
+"""That a function remembers before it forgets them all."""
 
 
 class FewBitFunction:
@@ -33,6 +36,7 @@ class FewBitFunction:
         self.unit = Pointwise(f, buckets, fused_name(table))
         self._text = table.to_json(indent=None)
         """What a compiled graph knows the table by."""
+        self._fusions: dict[Any, tuple[Layout, Fusion]] = {}
 
     def __call__(self, x: Tensor, *, inplace: bool = False) -> Tensor:
         """f(x); with `inplace` written over x, which must then be dense and nobody else's for backward."""
@@ -42,7 +46,18 @@ class FewBitFunction:
             return self._traced(x, inplace)
         if not (torch.is_grad_enabled() and x.requires_grad):
             return x.copy_(self.unit.f(x)) if inplace else self.unit.f(x)
-        return _Fused.apply(x, self.unit, inplace)  # type: ignore[no-any-return, no-untyped-call]
+        return _Fused.apply(x, *self._fusion(x), inplace)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _fusion(self, x: Tensor) -> tuple[Layout, Fusion]:
+        """The dense layout nearest to x, and what computes f there. Remembered, for hosts are slower than GPUs."""
+        key = x.shape, x.stride(), x.dtype, x.device
+        found = self._fusions.get(key)
+        if found is None:
+            if len(self._fusions) >= MOST_LAYOUTS:
+                self._fusions.clear()
+            layout = Layout.of(x)
+            found = self._fusions[key] = layout, kernels.fusion(layout, self.unit)
+        return found
 
     def _traced(self, x: Tensor, inplace: bool) -> Tensor:
         """The same in an op that a compiler knows, and fake tensors too, which have no memory for kernels to read."""
@@ -81,26 +96,25 @@ def fused_name(table: Table) -> str:
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, unit: Pointwise, inplace: bool) -> Tensor:
-        layout = Layout.of(x)
+    def forward(ctx: Any, x: Tensor, layout: Layout, fusion: Fusion, inplace: bool) -> Tensor:
         if inplace and layout.stride != x.stride():
             raise SpecError(f"in place needs a dense tensor, found shape {tuple(x.shape)} with strides {x.stride()}")
-        y, codes = kernels.pointwise_forward(layout.dense(x.detach()), unit, x if inplace else None)
+        y, codes = fusion.forward(layout.dense(x), x if inplace else None)
         if inplace:
             ctx.mark_dirty(x)
         ctx.save_for_backward(codes)
-        ctx.unit, ctx.layout = unit, layout
+        ctx.layout, ctx.fusion = layout, fusion
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         if torch.is_grad_enabled():
             raise DoubleBackwardError(
                 "a second-order gradient (create_graph=True) goes through a few-bit function, which keeps too little "
                 "for it; call the stock function there"
             )
         (codes,) = ctx.saved_tensors
-        return kernels.pointwise_backward(codes, ctx.layout.dense(gradients[0]), ctx.unit), None, None
+        return ctx.fusion.backward(codes, ctx.layout.dense(gradients[0])), None, None, None
 
 
 # --- for compilers ----------------------------------------------------------------------------------------------------
