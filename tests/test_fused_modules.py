@@ -141,6 +141,26 @@ def test_a_result_that_the_next_product_keeps_anyway_is_left_alone() -> None:
     assert report.kept_after == report.kept_before and not report.sites
 
 
+def test_an_input_that_two_modules_share_is_counted_once() -> None:
+    class Both(Block):
+        def __init__(self) -> None:
+            super().__init__(nn.GELU())
+            self.other = nn.SiLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            inner = self.up(x)
+            return self.act(inner) + self.other(inner)
+
+    model, x = Both(), batch(torch.device("cpu"))
+    before = sg.profile(model, x).kept_bytes
+    run = sg.apply(model, sg.FewBit(bits=3), min_bytes=64)
+    for _ in range(3):
+        stepped(model, x)
+    report = run.report()
+    assert report.kept_before == before == 128 * 48 * 4
+    assert report.kept_after == report.promised < before
+
+
 def test_less_than_the_least_is_left_alone() -> None:
     model = Block(nn.GELU())
     run = sg.apply(model, sg.FewBit(bits=3), min_bytes=10**6)

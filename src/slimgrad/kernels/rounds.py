@@ -23,19 +23,23 @@ def is_whole(n, THREADS: tl.constexpr):
 
 
 @triton.jit
+def _rows(round: tl.constexpr, THREADS: tl.constexpr):
+    """Which rows of eight elements the threads have in a round, [threads, 1]."""
+    thread = tl.arange(0, THREADS)[:, None]
+    tile = tl.program_id(0).to(tl.int64) * (THREADS // 32) + thread // 32
+    return tile * (TILE // LANES) + round * 32 + thread % 32
+
+
+@triton.jit
 def _cells(round: tl.constexpr, THREADS: tl.constexpr):
     """Where in memory the elements of a round lie."""
-    thread = tl.arange(0, THREADS)[:, None]
-    row = (tl.program_id(0).to(tl.int64) * (THREADS // 32) + thread // 32) * (TILE // LANES) + round * 32 + thread % 32
-    return row * LANES + tl.arange(0, LANES)[None, :]
+    return _rows(round, THREADS) * LANES + tl.arange(0, LANES)[None, :]
 
 
 @triton.jit
 def _words(round: tl.constexpr, THREADS: tl.constexpr):
     """The same of their words."""
-    thread = tl.arange(0, THREADS)[:, None]
-    row = (tl.program_id(0).to(tl.int64) * (THREADS // 32) + thread // 32) * (TILE // LANES) + round * 32 + thread % 32
-    return row * (LANES // 2) + tl.arange(0, LANES // 2)[None, :]
+    return _rows(round, THREADS) * (LANES // 2) + tl.arange(0, LANES // 2)[None, :]
 
 
 @triton.jit

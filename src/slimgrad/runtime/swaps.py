@@ -70,6 +70,10 @@ class Swap:
             frame.fused.append((self.site.path, args[0].numel()))  # type: ignore[union-attr]
         return op(args[0])
 
+    def kept(self, elements: int) -> int:
+        """Bytes that the op keeps of so many."""
+        return 0 if self.op is None else self.op.kept(elements)
+
     def _own(self, *args: Any, **kwargs: Any) -> Any:
         return type(self.module).forward(self.module, *args, **kwargs)
 
@@ -163,24 +167,52 @@ class Swaps:
         """What the modules keep by themselves. Those that hold no more alone than an op would are left alone: what a
         Tanh returns, the product behind it keeps as well. So are those with less than `min_bytes`.
         """
-        elements: Counter[str] = Counter()
+        elements, views, large = Counter[str](), Counter[str](), set()
         for (path, _), numel in _inputs(lesson).items():
             elements[path] += numel
-        alone, views, largest = Counter[str](), Counter[str](), Counter[str]()
-        for storage in lesson.profile.storages:
-            paths = {lesson.profile.sites[saver].path for saver in storage.savers}
-            if storage.counted and len(paths) == 1:
-                alone[paths.pop()] += storage.bytes
         for record in lesson.records:
             views[record.path] += record.bytes
-            largest[record.path] = max(largest[record.path], record.bytes - least_bytes(record.device, min_bytes) + 1)
+            if record.bytes >= least_bytes(record.device, min_bytes):
+                large.add(record.path)
         found = [path for path in self._all if elements[path]]
+        owned = _owned(lesson)
+        gaining = self._gaining({path: elements[path] for path in found if path in large}, owned)
         for path in found:
-            swap = self._all[path]
-            if swap.gains is None and swap.op is not None:
-                swap.gains = largest[path] > 0 and alone[path] > swap.op.kept(elements[path])
-                swap.op.prepare()
+            self._decide(self._all[path], path in gaining)
+        alone = Counter[str]()
+        for paths, size in owned:
+            if gaining.issuperset(paths):
+                alone[paths[0]] += size  # of several, it counts for the first
         return Stock({p: alone[p] / elements[p] for p in found}, {p: views[p] / elements[p] for p in found})
+
+    def _gaining(self, elements: Mapping[str, int], owned: Sequence[tuple[Sequence[str], int]]) -> set[str]:
+        """The paths where ops keep less than is then freed; what several share is freed if all of them let go."""
+        gaining = {path for path in elements if self._all[path].gains is not False}
+        while True:
+            freed = Counter[str]()
+            for paths, size in owned:
+                if gaining.issuperset(paths):
+                    freed.update({path: size // len(paths) for path in paths})
+            lost = {path for path in gaining if freed[path] <= self._all[path].kept(elements[path])}
+            if not lost:
+                return gaining
+            gaining -= lost
+
+    def _decide(self, swap: Swap, gains: bool) -> None:
+        """Once: what is learnt later builds on it."""
+        if swap.gains is None and swap.op is not None:
+            swap.gains = gains
+            swap.op.prepare()
+
+
+def _owned(lesson: Lesson) -> list[tuple[tuple[str, ...], int]]:
+    """Of each storage that autograd keeps: the modules that keep it, and its bytes."""
+    profile = lesson.profile
+    return [
+        (tuple(dict.fromkeys(profile.sites[saver].path for saver in storage.savers)), storage.bytes)
+        for storage in profile.storages
+        if storage.counted
+    ]
 
 
 def _inputs(lesson: Lesson) -> dict[tuple[str, int], int]:
