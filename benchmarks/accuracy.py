@@ -63,6 +63,7 @@ CONFIGS = (
     "quant(bits=3)",
     "quant(bits=2)",
     "quant(bits=2, rounding='stochastic')",
+    "fewbit(bits=3)",
 )
 SEEDS = (0, 1, 2)
 JOBS = {"cpu": 1, "cuda": 4}

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from workloads import WORKLOADS, MissingLibraryError
 
-SYSTEMS = ("untouched", "checkpoint", "lossless()", "quant(bits=4)", "quant(bits=2)")
+SYSTEMS = ("untouched", "checkpoint", "lossless()", "quant(bits=4)", "quant(bits=2)", "fewbit(bits=3)")
 
 
 def table(args: argparse.Namespace) -> list[Row]:
