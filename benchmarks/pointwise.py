@@ -11,7 +11,6 @@ and dB backward.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -62,36 +61,26 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
     for dtype in (getattr(torch, name) for name in args.dtypes):
         for n in args.sizes:
             copied = seconds(copying(n, dtype, device), device, args.repeats) / (2 * n * dtype.itemsize)  # per byte
+
+            def took(f: Callable[..., Tensor], inputs: int, n: int = n, dtype: torch.dtype = dtype) -> float:
+                return seconds(both_ways(f, inputs, n, dtype, device), device, args.repeats)
+
             for name in args.functions:
-                stock = seconds(both_ways(STOCK[name], n, dtype, device), device, args.repeats)
+                stock = took(STOCK[name], 1)
                 for bits in args.bits:
-                    fewbit = both_ways(sg.fewbit_function(name, bits), n, dtype, device)
-                    took = seconds(fewbit, device, args.repeats)
-                    floor = copied * n * (4 * dtype.itemsize + bits / 4)
-                    kept = n * dtype.itemsize / (n * bits / 8)
-                    label = str(dtype).removeprefix("torch.")
-                    yield Row(name, bits, label, n, stock * 1e6, took * 1e6, took / stock, floor / stock, kept)
-
-
-def gated_rows(args: argparse.Namespace) -> Iterator[Row]:
-    device = torch.device(args.device)
-    for dtype in (getattr(torch, name) for name in args.dtypes):
-        for n in args.sizes:
-            copied = seconds(copying(n, dtype, device), device, args.repeats) / (2 * n * dtype.itemsize)
+                    moved, kept = n * (4 * dtype.itemsize + bits / 4), dtype.itemsize * 8 / bits
+                    ours = took(sg.fewbit_function(name, bits), 1)
+                    yield row(name, bits, dtype, n, stock, ours, copied * moved, kept)
             for name in (name for name in args.functions if name in GATED):
-                stock = seconds(gated_both_ways(GATED[name], n, dtype, device), device, args.repeats)
-                took = seconds(gated_both_ways(sg.gated_function(name), n, dtype, device), device, args.repeats)
-                floor = copied * n * 8 * dtype.itemsize
-                label = str(dtype).removeprefix("torch.")
-                yield Row(f"{name} * b", None, label, n, stock * 1e6, took * 1e6, took / stock, floor / stock, 3 / 2)
+                stock, ours = took(GATED[name], 2), took(sg.gated_function(name), 2)
+                yield row(f"{name} * b", None, dtype, n, stock, ours, copied * n * 8 * dtype.itemsize, 3 / 2)
 
 
-def gated_both_ways(
-    f: Callable[[Tensor, Tensor], Tensor], n: int, dtype: torch.dtype, device: torch.device
-) -> Callable[[], object]:
-    a, b = (torch.randn(n, device=device).to(dtype).requires_grad_() for _ in range(2))
-    dy = torch.randn(n, device=device).to(dtype)
-    return lambda: torch.autograd.grad(f(a, b), (a, b), dy)
+def row(
+    name: str, bits: int | None, dtype: torch.dtype, n: int, stock: float, ours: float, floor: float, kept: float
+) -> Row:
+    label = str(dtype).removeprefix("torch.")
+    return Row(name, bits, label, n, stock * 1e6, ours * 1e6, ours / stock, floor / stock, kept)
 
 
 def copying(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
@@ -99,10 +88,12 @@ def copying(n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], ob
     return lambda: target.copy_(source)
 
 
-def both_ways(f: Callable[[Tensor], Tensor], n: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    x = torch.randn(n, device=device).to(dtype).requires_grad_()
+def both_ways(
+    f: Callable[..., Tensor], inputs: int, n: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], object]:
+    given = [torch.randn(n, device=device).to(dtype).requires_grad_() for _ in range(inputs)]
     dy = torch.randn(n, device=device).to(dtype)
-    return lambda: torch.autograd.grad(f(x), x, dy)
+    return lambda: torch.autograd.grad(f(*given), given, dy)
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -134,12 +125,12 @@ def main() -> None:
     where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
     print(f"{where}; torch {torch.__version__}; forward and backward together", LINE.format(*HEAD), sep="\n")
     found = []
-    for row in itertools.chain(rows(args), gated_rows(args)):
-        found.append(row)
-        print(shown(row), flush=True)
+    for one in rows(args):
+        found.append(one)
+        print(shown(one), flush=True)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+        args.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from slimgrad.kernels import Layout, Packer
+from slimgrad.kernels import Layout
 from slimgrad.spec import Need, Value
 
 
@@ -38,12 +38,13 @@ ITSELF = Demand()
 
 
 class Recipe(NamedTuple):
-    """How tensors of one layout are packed. Found once per layout: that takes longer than a kernel's launch."""
+    """How tensors of one layout are treated. Found once per layout: that takes longer than a kernel's launch."""
 
     layout: Layout
     has_gaps: bool
     """Whether the tensors are not in `layout` themselves, and must be copied into it."""
-    packer: Packer
+    packer: Any
+    """What `make` of `per_layout` gave: for codecs a Packer."""
 
     def pack(self, tensor: Tensor, demand: Demand) -> Packed:
         dense = self.layout.dense(tensor) if self.has_gaps else tensor
@@ -54,7 +55,7 @@ class Recipe(NamedTuple):
         return packed.extra.unpack(packed.payload[0])  # type: ignore[no-any-return]
 
 
-def per_layout(make: Callable[..., Packer]) -> Callable[..., Recipe]:
+def per_layout(make: Callable[..., Any]) -> Callable[..., Recipe]:
     """From `make(layout, *what)` to `find(tensor, *what)`: the recipe for tensors of this layout, remembered.
 
     Not while a compiler looks: it would warn of the memory, and needs none.

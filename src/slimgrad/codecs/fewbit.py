@@ -2,7 +2,7 @@
 
 What is unpacked is not x but a representative of its interval: an x whose slope f'(x) is the level of the interval. So
 the stock backward node computes level * dY by itself, and any call of f anywhere is served. Modules that are one such
-function are computed by a fused op instead (ops/modules.py), which is faster than both.
+function are computed by a fused op instead (ops/modules.py), which is faster.
 """
 
 from __future__ import annotations

@@ -144,12 +144,15 @@ def _value_and_slope(x, FUNCTION: tl.constexpr, PRECISE: tl.constexpr, NATIVE: t
 
 
 @triton.jit
-def _place(columns, a_pitch, b_pitch, BLOCK: tl.constexpr):
-    """Where the program's elements begin in a, in b and in what has no gaps, and which of them exist."""
+def _operands(a_ptr, b_ptr, columns, a_pitch, b_pitch, BLOCK: tl.constexpr):
+    """The program's part of a and b, where it lies in what has no gaps, and which elements exist."""
     blocks = tl.cdiv(columns, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
-    start = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK
-    return row * a_pitch + start, row * b_pitch + start, row * columns + start, tl.arange(0, BLOCK) < columns - start
+    at = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = at < columns
+    a = float32(tl.load(a_ptr + row * a_pitch + at, mask=real, other=0.0))
+    b = float32(tl.load(b_ptr + row * b_pitch + at, mask=real, other=0.0))
+    return a, b, row * columns + at, real
 
 
 @triton.jit
@@ -165,12 +168,9 @@ def _forward_kernel(
     BLOCK: tl.constexpr,
 ):
     OUT: tl.constexpr = y_ptr.dtype.element_ty
-    a_start, b_start, start, real = _place(columns, a_pitch, b_pitch, BLOCK)
-    at = tl.arange(0, BLOCK)
-    a = float32(tl.load(a_ptr + a_start + at, mask=real, other=0.0))
-    b = float32(tl.load(b_ptr + b_start + at, mask=real, other=0.0))
+    a, b, at, real = _operands(a_ptr, b_ptr, columns, a_pitch, b_pitch, BLOCK)
     value, _ = _value_and_slope(a, FUNCTION, tl.float32 == OUT, NATIVE)
-    tl.store(y_ptr + start + at, rounded(value * b, OUT), mask=real)
+    tl.store(y_ptr + at, rounded(value * b, OUT), mask=real)
 
 
 @triton.jit
@@ -188,11 +188,8 @@ def _backward_kernel(
     BLOCK: tl.constexpr,
 ):
     OUT: tl.constexpr = da_ptr.dtype.element_ty
-    a_start, b_start, start, real = _place(columns, a_pitch, b_pitch, BLOCK)
-    at = tl.arange(0, BLOCK)
-    a = float32(tl.load(a_ptr + a_start + at, mask=real, other=0.0))
-    b = float32(tl.load(b_ptr + b_start + at, mask=real, other=0.0))
-    dy = float32(tl.load(dy_ptr + start + at, mask=real, other=0.0))
+    a, b, at, real = _operands(a_ptr, b_ptr, columns, a_pitch, b_pitch, BLOCK)
+    dy = float32(tl.load(dy_ptr + at, mask=real, other=0.0))
     value, slope = _value_and_slope(a, FUNCTION, tl.float32 == OUT, NATIVE)
-    tl.store(da_ptr + start + at, rounded(dy * b * slope, OUT), mask=real)
-    tl.store(db_ptr + start + at, rounded(dy * value, OUT), mask=real)
+    tl.store(da_ptr + at, rounded(dy * b * slope, OUT), mask=real)
+    tl.store(db_ptr + at, rounded(dy * value, OUT), mask=real)

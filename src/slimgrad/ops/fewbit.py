@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from torch.library import custom_op
 
 from slimgrad import kernels
+from slimgrad.codecs.base import per_layout
 from slimgrad.errors import DoubleBackwardError, SpecError
 from slimgrad.kernels import Buckets, Fusion, Layout, Pointwise
 from slimgrad.kernels.codes import code_bytes
@@ -23,8 +24,7 @@ from slimgrad.tables import FAMILIES, Table, fewbit_table
 from slimgrad.tables.functions import function_of, named
 from slimgrad.tables.question import Histogram
 
-MOST_LAYOUTS = 1024
-"""That a function remembers before it forgets them all."""
+_recipe = per_layout(kernels.fusion)
 
 
 class FewBitFunction:
@@ -36,7 +36,6 @@ class FewBitFunction:
         self.unit = Pointwise(f, buckets, fused_name(table))
         self._text = table.to_json(indent=None)
         """What a compiled graph knows the table by."""
-        self._fusions: dict[Any, tuple[Layout, Fusion]] = {}
 
     def __call__(self, x: Tensor, *, inplace: bool = False) -> Tensor:
         """f(x); with `inplace` written over x, which must then be dense and nobody else's for backward."""
@@ -46,18 +45,8 @@ class FewBitFunction:
             return self._traced(x, inplace)
         if not (torch.is_grad_enabled() and x.requires_grad):
             return x.copy_(self.unit.f(x)) if inplace else self.unit.f(x)
-        return _Fused.apply(x, *self._fusion(x), inplace)  # type: ignore[no-any-return, no-untyped-call]
-
-    def _fusion(self, x: Tensor) -> tuple[Layout, Fusion]:
-        """The dense layout nearest to x, and what computes f there. Remembered, for hosts are slower than GPUs."""
-        key = x.shape, x.stride(), x.dtype, x.device
-        found = self._fusions.get(key)
-        if found is None:
-            if len(self._fusions) >= MOST_LAYOUTS:
-                self._fusions.clear()
-            layout = Layout.of(x)
-            found = self._fusions[key] = layout, kernels.fusion(layout, self.unit)
-        return found
+        found = _recipe(x, self.unit)
+        return _Fused.apply(x, found.layout, found.packer, inplace)  # type: ignore[no-any-return, no-untyped-call]
 
     def _traced(self, x: Tensor, inplace: bool) -> Tensor:
         """The same in an op that a compiler knows, and fake tensors too, which have no memory for kernels to read."""

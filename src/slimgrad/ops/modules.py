@@ -12,9 +12,8 @@ from slimgrad.codecs import Codec, Demand, FewBit
 from slimgrad.codecs.fewbit import DATA
 from slimgrad.kernels import is_dense
 from slimgrad.kernels.codes import code_bytes
-from slimgrad.ops.fewbit import FewBitFunction
+from slimgrad.ops.fewbit import FewBitFunction, fewbit_function
 from slimgrad.spec import Need
-from slimgrad.tables import fewbit_table
 from slimgrad.tables.functions import module_function, parameter_names
 
 BINS = 512
@@ -66,10 +65,8 @@ class PointwiseOp:
         """The function that the module is now: its parameters may have been changed."""
         now = [getattr(self.module, name) for name in self._attributes]
         if self._made is None or self._made[0] != now:
-            f = module_function(self.module)
-            assert f is not None
-            table = fewbit_table(f.name, self.codec.bits, self.codec.interval, self._weight(), **dict(f.parameters))
-            self._made = now, FewBitFunction(f.f, table)
+            made = fewbit_function(self.module, self.codec.bits, self.codec.interval, self._weight())
+            self._made = now, made
         return self._made[1]
 
     def _weight(self) -> Any:

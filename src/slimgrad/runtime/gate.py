@@ -93,10 +93,10 @@ class Gate:
         return bool(self._root_handles)
 
     def attach(self) -> None:
+        self.swaps.put_in()
         before = self.model.register_forward_pre_hook(Border(self, ROOT, "open"), with_kwargs=True, prepend=True)
         after = self.model.register_forward_hook(Border(self, ROOT, "shut"), always_call=True)
         self._root_handles = (before, after)
-        self.swaps.put_in()
 
     def detach(self) -> None:
         self.swaps.take_out()

@@ -51,8 +51,6 @@ class Fused:
 
     @classmethod
     def of(cls, swap: Swap, elements: int, stock: Stock) -> Fused:
-        assert swap.op is not None
-        assert swap.site is not None
         alone, views = (round(part.get(swap.site.path, 0.0) * elements) for part in (stock.alone, stock.views))
         return cls(replace(swap.site, bytes=views), repr(swap.op.codec), alone, swap.op.kept(elements))
 

@@ -38,26 +38,42 @@ class Stock:
     """Path -> bytes of all that is saved there."""
 
 
-class Swap:
-    """Stands as `forward` in a module's own dictionary. On a copy of the model it does what the module does."""
+class Inert:
+    """What stands in the place of a Swap on a copy of the model: the module's own forward."""
 
-    __slots__ = ("gains", "local", "module", "op", "rule", "site")
+    __slots__ = ("module",)
 
-    def __init__(
-        self, module: nn.Module, site: Any = None, op: Any = None, rule: Any = None, local: Any = None
-    ) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.site: Site | None = site
-        self.op: PointwiseOp | None = op
-        self.rule: Rule | None = rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> Inert:
+        return Inert(memo.get(id(self.module), self.module))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Inert, (self.module,)
+
+
+class Swap(Inert):
+    """Stands as `forward` in a module's own dictionary."""
+
+    __slots__ = ("gains", "local", "op", "rule", "site")
+
+    def __init__(self, module: nn.Module, site: Site, op: PointwiseOp, rule: Rule, local: Any) -> None:
+        super().__init__(module)
+        self.site = site
+        self.op = op
+        self.rule = rule
         self.local = local
         self.gains: bool | None = None
         """Whether less is kept by it; None as long as nobody has looked."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         op = self.op
-        if op is None or self.gains is False or not op.takes(args, kwargs):
-            return self._own(*args, **kwargs)
+        if self.gains is False or not op.takes(args, kwargs):
+            return super().__call__(*args, **kwargs)
         if torch.compiler.is_compiling():
             return op(args[0])
         frame = self.local.frame
@@ -65,23 +81,10 @@ class Swap:
             return op(args[0])
         if frame.stock:
             op.observe(args[0])
-            return self._own(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
         if frame.fused is not None:
-            frame.fused.append((self.site.path, args[0].numel()))  # type: ignore[union-attr]
+            frame.fused.append((self.site.path, args[0].numel()))
         return op(args[0])
-
-    def kept(self, elements: int) -> int:
-        """Bytes that the op keeps of so many."""
-        return 0 if self.op is None else self.op.kept(elements)
-
-    def _own(self, *args: Any, **kwargs: Any) -> Any:
-        return type(self.module).forward(self.module, *args, **kwargs)
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Swap:
-        return Swap(memo.get(id(self.module), self.module))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Swap, (self.module,)
 
 
 class Swaps:
@@ -97,7 +100,7 @@ class Swaps:
     @property
     def rules(self) -> set[Rule]:
         """Those that are followed by a swap."""
-        return {swap.rule for swap in self._all.values() if swap.rule is not None}
+        return {swap.rule for swap in self._all.values()}
 
     @property
     def paths(self) -> list[str]:
@@ -148,10 +151,10 @@ class Swaps:
         return None
 
     def put_in(self) -> None:
-        self._is_in = True
         for swap in self._all.values():
-            if swap.op is not None:
-                swap.op.prepare()
+            swap.op.prepare()
+        self._is_in = True  # only now: what cannot be prepared leaves nothing half-applied
+        for swap in self._all.values():
             swap.module.__dict__[FORWARD] = swap
 
     def take_out(self) -> None:
@@ -193,14 +196,14 @@ class Swaps:
             for paths, size in owned:
                 if gaining.issuperset(paths):
                     freed.update({path: size // len(paths) for path in paths})
-            lost = {path for path in gaining if freed[path] <= self._all[path].kept(elements[path])}
+            lost = {path for path in gaining if freed[path] <= self._all[path].op.kept(elements[path])}
             if not lost:
                 return gaining
             gaining -= lost
 
     def _decide(self, swap: Swap, gains: bool) -> None:
         """Once: what is learnt later builds on it."""
-        if swap.gains is None and swap.op is not None:
+        if swap.gains is None:
             swap.gains = gains
             swap.op.prepare()
 
@@ -227,6 +230,5 @@ def _inputs(lesson: Lesson) -> dict[tuple[str, int], int]:
 def drop_inert_swaps(model: nn.Module) -> None:
     """Take away what is left of a run on a copy of a treated model."""
     for module in model.modules():
-        swap = module.__dict__.get(FORWARD)
-        if isinstance(swap, Swap) and swap.op is None:
+        if type(module.__dict__.get(FORWARD)) is Inert:
             del module.__dict__[FORWARD]
