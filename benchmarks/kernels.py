@@ -32,6 +32,8 @@ NON_ZERO = Interval(0.0, 0.0, closed=True, outside=True, nan=True)
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 CACHE_BYTES = 256 * 2**20
+SLEEP_CYCLES = 2_000_000
+"""A millisecond: a few-bit function takes a slow host 0.25 ms forward and backward."""
 """Written between two timings on a GPU, so that none finds its data in the cache (50 MB on an H200)."""
 
 
@@ -191,12 +193,16 @@ def seconds_on_cpu(call: Callable[[], object], repeats: int) -> list[float]:
 
 
 def seconds_on_gpu(call: Callable[[], object], repeats: int) -> list[float]:
-    """By events on the stream. Clearing the cache keeps the GPU busy while Python prepares the next launch."""
+    """By events on the stream: GPU time, without what the host takes to launch, which hides behind other work or not.
+
+    The GPU sleeps until the host is done: it would wait for a slow host within what is timed otherwise.
+    """
     cache = torch.empty(CACHE_BYTES, dtype=torch.int8, device="cuda")
     pairs = []
     for _ in range(repeats):
         cache.zero_()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(SLEEP_CYCLES)
         start.record()
         call()
         end.record()

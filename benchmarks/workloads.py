@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,11 +106,11 @@ def gpt2(small: bool) -> Built:
     return Built(model, tokens(1, 64, 50257) if small else tokens(8, 1024, 50257), "GPT2Block")
 
 
-def bert(small: bool) -> Built:
+def bert(small: bool, batch: int = 64) -> Built:
     hf = needed("transformers")
     sizes = {"num_hidden_layers": 2, "hidden_size": 96} if small else {}
     model = hf.BertForSequenceClassification(hf.BertConfig(**sizes))
-    ids = torch.randint(0, 30000, (2, 32) if small else (64, 256))
+    ids = torch.randint(0, 30000, (2, 32) if small else (batch, 256))
     return Built(model, {"input_ids": ids, "labels": torch.randint(0, 2, (len(ids),))}, "BertLayer")
 
 
@@ -182,7 +183,8 @@ WORKLOADS: dict[str, Workload] = {
     "gpt2": Workload("GPT-2 medium", "8x1024", gpt2),
     "llama": Workload("Llama-like 1.1B", "4x2048", llama),
     "bert": Workload("BERT-base", "64x256", bert),
+    "bert_128": Workload("BERT-base", "128x256", partial(bert, batch=128)),
     "vgg16": Workload("VGG-16", "128x224²", vgg16, bf16=False),
     "mobilenet_v2": Workload("MobileNetV2", "256x224²", mobilenet_v2, bf16=False),
 }
-"""By the name that is typed on the command line."""
+"""By the name that is typed on the command line. BERT twice: with 64 sequences the host sets the pace, with 128 the GPU."""

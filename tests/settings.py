@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import ITSELF, Codec, Demand, FewBit, Keep, Lossless, Quant
+from slimgrad.codecs import ITSELF, Codec, Demand, FewBit, Keep, Lossless, Quant, TopK
 from slimgrad.spec import Need
 from slimgrad.tables.functions import named
 
@@ -95,6 +95,33 @@ def same_level(codec: FewBit, fn: str) -> Callable[[Tensor, Tensor], bool]:
 
 FEWBITS = tuple(FewBit(bits=bits) for bits in (1, 2, 3, 4, 7))
 
+def largest_kept(codec: TopK) -> Callable[[Tensor, Tensor], bool]:
+    """What is kept is equal (nearly, in 8 bits) and no smaller than what is dropped; and there is as much as promised."""
+
+    def delivers(before: Tensor, after: Tensor) -> bool:
+        before, after = before.nan_to_num(7.0), after.nan_to_num(7.0)
+        kept = after != 0
+        near = 2.0**-6 * before.abs().amax() if codec.values == 8 and before.numel() else 0.0
+        if not bool(((before - after).abs()[kept] <= near).all()) or int(kept.sum()) > codec.picks(before.shape).k:
+            return False
+        if codec.scope != "tensor" or codec.select != "largest" or kept.all() or not kept.any():
+            return True
+        return bool(before.abs()[kept].min() >= before.abs()[~kept].max() - near)
+
+    return delivers
+
+
+TOPKS = (
+    TopK(),
+    TopK(keep=0.01),
+    TopK(keep=0.5),
+    TopK(keep=1.0),
+    TopK(keep=0.2, values=8),
+    TopK(keep=0.3, scope="sample"),
+    TopK(keep=0.3, scope="row", values=8),
+    TopK(keep=0.4, select="channels"),
+)
+
 CASES: tuple[Case, ...] = (
     Case("keep", Keep(), dtypes=(*FLOATS, torch.int64, torch.bool)),
     Case("lossless itself", Lossless(), dtypes=(*FLOATS, torch.int64, torch.bool)),
@@ -118,6 +145,16 @@ CASES: tuple[Case, ...] = (
             (FewBit(bits=3), "hardswish"),
             (FewBit(bits=2), "silu"),
         )
+    ),
+    *(
+        Case(
+            repr(codec),
+            codec,
+            Demand(need=Need.OPERAND),
+            dtypes=FLOATS if codec.values == "same" else FLOATS[:3],
+            delivers=largest_kept(codec),
+        )
+        for codec in TOPKS
     ),
     Case("lossless bool", Lossless(), Demand(need=Need.MASK, fn="bool"), dtypes=(torch.bool,)),
 )

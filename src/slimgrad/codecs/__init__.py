@@ -10,6 +10,7 @@ from slimgrad.codecs.fewbit import FewBit
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
 from slimgrad.codecs.quant import Quant
+from slimgrad.codecs.topk import TopK
 from slimgrad.errors import SpecError
 from slimgrad.kernels import Layout
 
@@ -18,6 +19,7 @@ CODECS: dict[str, type[Codec]] = {
     "Lossless": Lossless,
     "Quant": Quant,
     "FewBit": FewBit,
+    "TopK": TopK,
 }
 
 
@@ -40,5 +42,6 @@ __all__ = [
     "Lossless",
     "Packed",
     "Quant",
+    "TopK",
     "codec_from_dict",
 ]

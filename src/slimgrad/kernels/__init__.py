@@ -21,9 +21,11 @@ from slimgrad.kernels import library
 from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
-from slimgrad.kernels.packers import ByFunctions, Fusion, FusionByFunctions, Packer
+from slimgrad.kernels.packers import ByFunctions, Fusion, FusionByFunctions, Packer, Picker, PickerByFunctions
+from slimgrad.kernels.picks import Kind, Picks
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
+from slimgrad.kernels.reference_picks import pick
 from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
@@ -32,8 +34,11 @@ __all__ = [
     "Fusion",
     "Groups",
     "Interval",
+    "Kind",
     "Layout",
     "Packer",
+    "Picker",
+    "Picks",
     "Pointwise",
     "Windows",
     "backend",
@@ -51,8 +56,12 @@ __all__ = [
     "pack_codes",
     "pack_groups",
     "pack_window",
+    "pick",
+    "pick_largest",
+    "picker",
     "pointwise_backward",
     "pointwise_forward",
+    "put_back",
     "unpack_bits",
     "unpack_codes",
     "unpack_groups",
@@ -145,6 +154,28 @@ def gated_backward(
     return twin("gated", a.device, force).gated_backward(a, b, dy, function)  # type: ignore[no-any-return]
 
 
+def pick_largest(x: Tensor, picks: Picks, *, force: Backend | None = None) -> tuple[Tensor, Tensor]:
+    """The elements of a dense tensor that are largest in magnitude, in memory order, and their places: see picks.py."""
+    if is_compiling():
+        return library.pick_largest(x, picks.k)  # type: ignore[no-any-return]
+    return twin("picking", x.device, force).pick_largest(x, picks)  # type: ignore[no-any-return]
+
+
+def put_back(
+    values: Tensor,
+    places: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    picks: Picks,
+    *,
+    force: Backend | None = None,
+) -> Tensor:
+    """A tensor of that dense layout with picked elements where they were, and zeros elsewhere."""
+    if is_compiling():
+        return library.put_back(values, places, shape, stride)  # type: ignore[no-any-return]
+    return twin("picking", values.device, force).put_back(values, places, shape, stride, picks)  # type: ignore[no-any-return]
+
+
 def group_packer(layout: Layout, how: Groups) -> Packer:
     """`pack_groups` and `unpack_groups` for one layout."""
     return _launched("quant", layout, how) or ByFunctions(
@@ -174,6 +205,14 @@ def fusion(layout: Layout, unit: Pointwise) -> Fusion:
     """`pointwise_forward` and `pointwise_backward` for one layout. Eager only."""
     return _launched("pointwise", layout, unit) or FusionByFunctions(
         lambda x, out: pointwise_forward(x, unit, out), lambda codes, dy: pointwise_backward(codes, dy, unit)
+    )
+
+
+def picker(layout: Layout, picks: Picks) -> Picker:
+    """`pick_largest` and `put_back` for one layout."""
+    return _launched("picking", layout, picks) or PickerByFunctions(
+        lambda x: pick_largest(x, picks),
+        lambda values, places: put_back(values, places, layout.shape, layout.stride, picks),
     )
 
 

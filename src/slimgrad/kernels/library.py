@@ -5,6 +5,7 @@ Arguments are flat, as schemas are: a rule, a geometry and a format become the f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ from torch.library import custom_op
 from slimgrad.kernels.codes import Buckets, code_bytes
 from slimgrad.kernels.geometry import Windows
 from slimgrad.kernels.groups import Groups
+from slimgrad.kernels.picks import Picks
 from slimgrad.kernels.predicate import Interval, byte_count
 from slimgrad.kernels.twins import twin
 
@@ -152,3 +154,24 @@ def _(codes: Tensor, *pool: Sequence[int]) -> Tensor:
 
 def _windows(*fields: Sequence[int]) -> Windows:
     return Windows(*(tuple(field) for field in fields))
+
+
+@custom_op("slimgrad::pick_largest", mutates_args=())
+def pick_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return twin("picking", x.device, None).pick_largest(x, Picks.of(x.numel(), k))  # type: ignore[no-any-return]
+
+
+@pick_largest.register_fake
+def _(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(k), x.new_empty(Picks.of(x.numel(), k).nbytes, dtype=torch.uint8)
+
+
+@custom_op("slimgrad::put_back", mutates_args=())
+def put_back(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    picks = Picks.of(math.prod(shape), values.numel())
+    return twin("picking", values.device, None).put_back(values, places, shape, stride, picks)  # type: ignore[no-any-return]
+
+
+@put_back.register_fake
+def _(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    return values.new_empty_strided(shape, stride)

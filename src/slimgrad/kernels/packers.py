@@ -36,3 +36,18 @@ class FusionByFunctions(NamedTuple):
 
     forward: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
     backward: Callable[[Tensor, Tensor], Tensor]
+
+
+class Picker(Protocol):
+    """Picks the largest elements of dense tensors of one layout, and puts them back. It checks nothing."""
+
+    def pick(self, x: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+    def put_back(self, values: Tensor, places: Tensor, /) -> Tensor: ...
+
+
+class PickerByFunctions(NamedTuple):
+    """A picker of two functions."""
+
+    pick: Callable[[Tensor], tuple[Tensor, Tensor]]
+    put_back: Callable[[Tensor, Tensor], Tensor]

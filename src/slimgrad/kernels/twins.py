@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels import reference, reference_codes, reference_gated, reference_groups
+from slimgrad.kernels import reference, reference_codes, reference_gated, reference_groups, reference_picks
 
 Backend = Literal["triton", "torch"]
 
@@ -39,6 +39,7 @@ REFERENCES = {
     "buckets": reference_codes,
     "pointwise": reference_codes,
     "gated": reference_gated,
+    "picking": reference_picks,
 }
 """By the name of the Triton module, the reference beside it."""
 

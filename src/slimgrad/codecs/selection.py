@@ -1,0 +1,79 @@
+"""Which elements of a tensor are kept: how many, and which, in plain torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slimgrad.kernels.reference_picks import largest
+
+SCOPES = ("tensor", "sample", "row")
+SELECTIONS = ("largest", "random", "channels")
+
+MULTIPLIERS = (0x9E3779B1, 0x846CA68B)
+
+
+def count(shape: Sequence[int], keep: float, scope: str, select: str) -> int:
+    """How many elements of such a tensor are kept."""
+    n = math.prod(shape)
+    if not n:
+        return 0
+    if select == "channels":
+        channels = shape[channel_dim(len(shape))] if shape else 1
+        return part(channels, keep) * (n // channels)
+    return rows(shape, scope) * part(n // rows(shape, scope), keep)
+
+
+def part(n: int, keep: float) -> int:
+    """keep * n, rounded up; but 0.1 * 50 is 5, though it is a little more in floating point."""
+    return min(n, max(1, math.ceil(keep * n - 1e-9 * n)))
+
+
+def rows(shape: Sequence[int], scope: str) -> int:
+    """How many rows compete within themselves."""
+    if scope == "tensor" or not shape:
+        return 1
+    return shape[0] if scope == "sample" else math.prod(shape[:-1])
+
+
+def channel_dim(dims: int) -> int:
+    """Of N, C, ... as convolutions have it, or of ..., C as products do."""
+    return 1 if dims >= 4 else dims - 1
+
+
+def picked(x: Tensor, keep: float, scope: str, select: str) -> Tensor:
+    """Whether each element is kept."""
+    if not x.numel():
+        return torch.zeros_like(x, dtype=torch.bool)
+    if select == "channels":
+        return _channels(x, keep)
+    lines = x.reshape(rows(x.shape, scope), -1)
+    kept = part(lines.shape[1], keep)
+    return largest(noise(lines) if select == "random" else lines, kept).view(x.shape)
+
+
+def _channels(x: Tensor, keep: float) -> Tensor:
+    """Whole channels, those with the largest sums of squares."""
+    if not x.dim():
+        return torch.ones_like(x, dtype=torch.bool)
+    dim = channel_dim(x.dim())
+    others = [d for d in range(x.dim()) if d != dim]
+    energy = x.float().square().sum(others) if others else x.float().square()
+    kept = largest(energy[None], part(len(energy), keep)).flatten()
+    return kept.view([-1 if d == dim else 1 for d in range(x.dim())]).expand(x.shape)
+
+
+def noise(x: Tensor) -> Tensor:
+    """Random numbers that follow from the data, so that the same step draws the same again and the next one anew.
+
+    They take nothing from torch's generators, whose state a training may be compared by.
+    """
+    salt = x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]).sum(dtype=torch.int64)
+    mixed = torch.arange(x.numel(), device=x.device) + salt
+    for multiplier in MULTIPLIERS:
+        mixed = (mixed * multiplier) & 0xFFFFFFFF
+        mixed = mixed ^ (mixed >> 15)
+    return mixed.to(torch.int32).view(x.shape).view(torch.float32)

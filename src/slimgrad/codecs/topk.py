@@ -1,0 +1,126 @@
+"""TopK: keep a few elements, usually the largest, and where they were; the others become zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from slimgrad import kernels
+from slimgrad.codecs import selection
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, per_layout
+from slimgrad.errors import SpecError
+from slimgrad.kernels import Groups, Layout, Picker, Picks
+from slimgrad.kernels.groups import DTYPES as QUANTIZED
+from slimgrad.spec import Need
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+GROUPS = Groups(bits=8, group=128)
+"""How values are held in 8 bits."""
+SAME = "same"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TopK(Codec):
+    """The part `keep` of all elements: ceil(keep * n) of n, in all, of each sample or of each row.
+
+    A sample is what the first dimension counts, a row what the last one holds. `values=8` holds what is kept in 8 bits
+    instead of the tensor's own dtype. `select` is for studies: "random" elements, scaled so that sums are right on
+    average, or whole "channels" (those with the largest norm; the second dimension of 3 or more, else the last).
+    """
+
+    keep: float = 0.1
+    scope: Literal["tensor", "sample", "row"] = "tensor"
+    values: Literal["same", 8] = SAME
+    select: Literal["largest", "random", "channels"] = "largest"
+
+    elementwise: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, bool) or not isinstance(self.keep, (int, float)) or not 0 < self.keep <= 1:
+            raise SpecError(f"TopK: keep must be a number above 0 and at most 1, found {self.keep!r}")
+        if self.scope not in selection.SCOPES:
+            raise SpecError(f"TopK: scope must be one of {', '.join(selection.SCOPES)}; found {self.scope!r}")
+        if self.values not in (SAME, 8):
+            raise SpecError(f"TopK: values must be 'same' or 8, found {self.values!r}")
+        if self.select not in selection.SELECTIONS:
+            raise SpecError(f"TopK: select must be one of {', '.join(selection.SELECTIONS)}; found {self.select!r}")
+        if self.select == "channels" and self.scope != "tensor":
+            raise SpecError("TopK: channels are selected for the whole tensor; leave scope as it is")
+        # Where all elements compete, shape and strides do not matter.
+        object.__setattr__(self, "elementwise", self.scope == "tensor" and self.select != "channels")
+
+    def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
+        return demand.need is Need.OPERAND and dtype in (DTYPES if self.values == SAME else QUANTIZED)
+
+    def joint(self, demands: Sequence[Demand]) -> Demand | None:
+        """Products that read the same elements share them."""
+        return demands[0] if all(demand.need is Need.OPERAND for demand in demands) else None
+
+    def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
+        found = _recipe(tensor, self)
+        dense = found.layout.dense(tensor) if found.has_gaps else tensor
+        return Packed(found.layout, demand, found.packer.pick(dense), found.packer)
+
+    def unpack(self, packed: Packed) -> Tensor:
+        return packed.extra.put_back(*packed.payload)  # type: ignore[no-any-return]
+
+    def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
+        picks = self.picks(shape)
+        held = picks.k * dtype.itemsize if self.values == SAME else GROUPS.nbytes(picks.k)
+        return held + picks.nbytes
+
+    def picks(self, shape: Sequence[int]) -> Picks:
+        """How many elements are kept of a tensor of this shape, and how their places are written."""
+        return Picks.of(math.prod(shape), selection.count(shape, self.keep, self.scope, self.select))
+
+
+class Selected(NamedTuple):
+    """Picks by a rule for which there is no kernel: torch finds the elements, and the kernels' format holds them."""
+
+    codec: TopK
+    layout: Layout
+    picks: Picks
+    back: Picker
+
+    def pick(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        codec, picks = self.codec, self.picks
+        picked = selection.picked(x.detach(), codec.keep, codec.scope, codec.select)
+        flat = x.detach().as_strided((picks.n,), (1,))
+        # From the order of dimensions to the order of memory.
+        in_memory = self.layout.empty().to(torch.bool).copy_(picked).as_strided((picks.n,), (1,))
+        values, places = kernels.pick(flat, in_memory, picks)
+        return (values * (picks.n / picks.k) if codec.select == "random" and picks.k else values), places
+
+    def put_back(self, values: Tensor, places: Tensor) -> Tensor:
+        return self.back.put_back(values, places)
+
+
+class Coarse(NamedTuple):
+    """Holds the picked values in 8 bits."""
+
+    picker: Any
+    groups: kernels.Packer
+
+    def pick(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, places = self.picker.pick(x)
+        return self.groups.pack(values), places
+
+    def put_back(self, values: Tensor, places: Tensor) -> Tensor:
+        return self.picker.put_back(self.groups.unpack(values), places)  # type: ignore[no-any-return]
+
+
+@per_layout
+def _recipe(layout: Layout, codec: TopK) -> Any:
+    picks = codec.picks(layout.shape)
+    found: Any = kernels.picker(layout, picks)
+    if codec.select != "largest" or codec.scope != "tensor":
+        found = Selected(codec, layout, picks, found)
+    if codec.values == SAME:
+        return found
+    flat = Layout(torch.Size([picks.k]), (1,), layout.dtype, layout.device)
+    return Coarse(found, kernels.group_packer(flat, GROUPS))
