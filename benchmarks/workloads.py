@@ -187,4 +187,4 @@ WORKLOADS: dict[str, Workload] = {
     "vgg16": Workload("VGG-16", "128x224²", vgg16, bf16=False),
     "mobilenet_v2": Workload("MobileNetV2", "256x224²", mobilenet_v2, bf16=False),
 }
-"""By the name that is typed on the command line. BERT twice: with 64 sequences the host sets the pace, with 128 the GPU."""
+"""By the name that is typed on the command line. BERT twice: the host sets the pace of 64 sequences, the GPU of 128."""

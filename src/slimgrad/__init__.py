@@ -1,6 +1,6 @@
 """slimgrad: train bigger models on the memory you have, by keeping less between forward and backward."""
 
-from slimgrad.codecs import Codec, FewBit, Keep, Lossless, Packed, Quant
+from slimgrad.codecs import Codec, FewBit, Keep, Lossless, Packed, Quant, TopK
 from slimgrad.errors import (
     BatchError,
     DoubleBackwardError,
@@ -14,7 +14,7 @@ from slimgrad.errors import (
 )
 from slimgrad.ops import FewBitFunction, GatedFunction, fewbit_function, gated_function
 from slimgrad.profiler import profile
-from slimgrad.recipes import fewbit
+from slimgrad.recipes import DropIT, dropit, fewbit
 from slimgrad.runtime.rules import Rule
 from slimgrad.runtime.run import Run, apply
 from slimgrad.spec import Need, Profile, Report, Site, Storage
@@ -26,6 +26,7 @@ __all__ = [
     "BatchError",
     "Codec",
     "DoubleBackwardError",
+    "DropIT",
     "FewBit",
     "FewBitFunction",
     "GatedFunction",
@@ -47,8 +48,10 @@ __all__ = [
     "SpecError",
     "Storage",
     "Table",
+    "TopK",
     "UnsupportedModelError",
     "apply",
+    "dropit",
     "fewbit",
     "fewbit_function",
     "fewbit_table",

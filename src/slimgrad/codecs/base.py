@@ -37,7 +37,7 @@ class Demand:
 ITSELF = Demand()
 
 
-class Recipe(NamedTuple):
+class Treatment(NamedTuple):
     """How tensors of one layout are treated. Found once per layout: that takes longer than a kernel's launch."""
 
     layout: Layout
@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
         return packed.extra.unpack(packed.payload[0])  # type: ignore[no-any-return]
 
 
-def per_layout(make: Callable[..., Any]) -> Callable[..., Recipe]:
+def per_layout(make: Callable[..., Any]) -> Callable[..., Treatment]:
     """From `make(layout, *what)` to `find(tensor, *what)`: the recipe for tensors of this layout, remembered.
 
     Not while a compiler looks: it would warn of the memory, and needs none.
@@ -63,13 +63,13 @@ def per_layout(make: Callable[..., Any]) -> Callable[..., Recipe]:
 
     def recipe(
         shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, *what: Any
-    ) -> Recipe:
+    ) -> Treatment:
         layout = Layout.near(shape, stride, dtype, device)
-        return Recipe(layout, layout.stride != stride, make(layout, *what))
+        return Treatment(layout, layout.stride != stride, make(layout, *what))
 
     known = lru_cache(maxsize=4096)(recipe)
 
-    def find(tensor: Tensor, *what: Any) -> Recipe:
+    def find(tensor: Tensor, *what: Any) -> Treatment:
         found = recipe if is_compiling() else known
         return found(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, *what)
 

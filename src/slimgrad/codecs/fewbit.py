@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe, per_layout
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Treatment, per_layout
 from slimgrad.errors import SpecError
 from slimgrad.kernels import Buckets, Layout
 from slimgrad.kernels.codes import code_bytes
@@ -81,7 +81,7 @@ class FewBit(Codec):
         return _recipe(tensor, self, demand.fn, tuple(demand.detail.items())).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
-        return Recipe.unpack(packed)
+        return Treatment.unpack(packed)
 
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         return code_bytes(math.prod(shape), self.bits)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe, per_layout
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Treatment, per_layout
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.masks import Bit, bit_of
 from slimgrad.errors import SavedTensorModifiedError, SpecError
@@ -181,7 +181,9 @@ ITSELF_HANDLER = Handler(lambda demand, dtype: True, _pack_itself, KEEP.unpack, 
 
 HANDLERS: dict[Need, Handler] = {
     Need.NOTHING: Handler(lambda demand, dtype: True, _pack_shape, _unpack_shape, lambda shape, dtype, demand: 0),
-    Need.MASK: Handler(lambda demand, dtype: _bit(demand, dtype) is not None, _pack_mask, Recipe.unpack, _mask_bytes),
+    Need.MASK: Handler(
+        lambda demand, dtype: _bit(demand, dtype) is not None, _pack_mask, Treatment.unpack, _mask_bytes
+    ),
     Need.INDEX: Handler(_serves_index, _pack_index, _unpack_index, _index_bytes),
     Need.WEIGHT: Handler(_serves_weight, _pack_weight, _unpack_weight, lambda shape, dtype, demand: 0),
 }

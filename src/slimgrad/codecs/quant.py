@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Recipe, per_layout
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Treatment, per_layout
 from slimgrad.errors import SpecError
 from slimgrad.kernels.groups import DTYPES, GROUP_SIZES, PLANES, Groups
 from slimgrad.spec import Need
@@ -67,7 +67,7 @@ class Quant(Codec):
         return _recipe(tensor, self._groups(demand)).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
-        return Recipe.unpack(packed)
+        return Treatment.unpack(packed)
 
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         return self._groups(demand).nbytes(math.prod(shape))

@@ -21,7 +21,7 @@ from slimgrad.spec import Need
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 GROUPS = Groups(bits=8, group=128)
 """How values are held in 8 bits."""
-SAME = "same"
+SAME: Literal["same"] = "same"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

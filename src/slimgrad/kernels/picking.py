@@ -1,15 +1,17 @@
 """Picking the largest elements in Triton: the twin of reference_picks.
 
 NOTE [How the threshold is found]
-Magnitudes are compared as integers (picks.py). A sample of 16384 elements, one at random of each 16384th part, says within
+Magnitudes are compared as integers (picks.py). A sample of 8192 elements, one at random of each 8192nd part, says in
 which window the k-th largest lies: 6 standard deviations of its rank to both sides, so that it is missed once in 10**9
 times, and then only nearly right. A round counts how many lie above the window and how many in each of 510 equal parts
-of it (1022 for float32); the next round does so for the part that holds the k-th largest, until parts have a width of one: one round and
-rarely two for 16-bit floats, two and rarely more for float32. A round that has nothing left to do ends at once.
+of it (2046 for float32); the next round does so for the part that holds the k-th largest, until parts have a width of
+one: one round and rarely two for 16-bit floats, two and rarely more for float32. A round that has nothing left to do
+ends at once.
 
-Each program counts in a row of its own, for one span of consecutive elements. So the rows also tell where in the
-output each span begins, and the last pass writes values and places of all spans in parallel: 2 or 3 reads in all, no
-temporaries but the rows (a sixteenth of a bf16 tensor at most), nothing asked of the device.
+Each program counts in a row of its own, for one span of consecutive elements. The last program to end looks at all
+rows: it narrows the window, and adds up where in the output each span begins. So the last pass can write values and
+places of all spans in parallel: 2 or 3 reads in all, no temporaries but the rows (a sixteenth of the tensor at most),
+nothing asked of the device.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -35,44 +38,45 @@ from slimgrad.kernels.scatter import add_one, compact, scatter
 TILE = tl.constexpr(formats.TILE)
 PART = tl.constexpr(2048)
 """Elements that are counted or written at once: 8 for each thread, whose registers suffice for many programs then."""
-SAMPLE = tl.constexpr(16384)
+SAMPLE = tl.constexpr(8192)
 COPIES = tl.constexpr(8)
 """Of the sums over all rows, because programs that end together would wait for each other's additions."""
 STATE = tl.constexpr(8)
-"""Integers per round: first magnitude of the window, its span (last minus first), the shift that makes bins of it, how
-many are wanted of it, and the bin in which the last one of these was found."""
+"""Integers that say how far it is: the first magnitude of the window, its span (last minus first), the shift that makes
+bins of it, how many elements are wanted of it; and then for each round how many programs have ended it."""
 SIGMAS = 6.0
 
-BINS = {2: 512, 4: 1024}
-LEAST_SPAN = {2: 32768, 4: 65536}
+BINS = {2: 512, 4: 2048}
+LEAST_SPAN = {2: 16384, 4: 32768}
 """By the bytes of an element: bins of a row, and the elements that a program has at least, lest all rows together take
 more than a sixteenth of the tensor."""
 PROGRAMS = 8
 """Per multiprocessor: twice as many as find room there at once, so that one ends while others are under way."""
-ROUNDS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 4}
+ROUNDS = {torch.bfloat16: 2, torch.float16: 2, torch.float32: 3}
 INTEGERS = {2: torch.int16, 4: torch.int32}
 WARPS = 8
-WINDOW_WARPS = 32
+WINDOW_WARPS = 16
+ROUND_REGISTERS = WRITE_REGISTERS = 64
 
 
 def pick_largest(x: Tensor, picks: Picks) -> tuple[Tensor, Tensor]:
     check_dense("pick_largest", x)
-    made = picker(Layout(x.shape, x.stride(), x.dtype, x.device), picks)
+    made = packer(Layout(x.shape, x.stride(), x.dtype, x.device), picks)
     return reference_picks.pick_largest(x, picks) if made is None else made.pick(x)
 
 
 def put_back(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int], picks: Picks) -> Tensor:
     check_picks(values, places, picks)
     layout = Layout(torch.Size(shape), tuple(stride), values.dtype, values.device)
-    made = picker(layout, picks)
+    made = packer(layout, picks)
     if made is None:
         return reference_picks.put_back(values, places, shape, stride, picks)
     return made.put_back(values, places)
 
 
 @lru_cache(maxsize=4096)
-def picker(layout: Layout, picks: Picks) -> Picker | None:
-    return Picker(layout, picks) if layout.dtype in ROUNDS and picks.n < 2**31 else None
+def packer(layout: Layout, picks: Picks) -> Picker | None:
+    return Picker(layout, picks) if layout.dtype in ROUNDS and picks.k and picks.n < 2**31 else None
 
 
 class Picker:
@@ -90,40 +94,52 @@ class Picker:
         programs = math.ceil(tiles / each)
         count = ROUNDS[layout.dtype]
         reads = INTEGERS[layout.dtype.itemsize]
-        self.work = count * (STATE.value + (COPIES.value + programs) * bins)
-        shared = (n, each, count, bins, programs)
+        most = triton.next_power_of_2(programs)
+        self.work = STATE.value + 2 * most + (count * COPIES.value + programs) * bins
+        shared = (n, each, programs, most)
         ranks = _ranks(n, k)
-        self.window = Launch(_window_kernel, 1, n, k, *ranks, count, bins, n <= SAMPLE.value, reads=reads, num_warps=WINDOW_WARPS)
+        self.window = Launch(
+            _window_kernel, 1, n, k, *ranks, most, count, bins, n <= SAMPLE.value, reads=reads, num_warps=WINDOW_WARPS
+        )
         native = is_native(layout.device)
         self.rounds = [
-            Launch(_round_kernel, programs, *shared, number, native, reads=reads, num_warps=WARPS, maxnreg=64)
+            Launch(
+                _round_kernel,
+                programs,
+                *shared,
+                count,
+                bins,
+                number,
+                native,
+                reads=reads,
+                num_warps=WARPS,
+                maxnreg=ROUND_REGISTERS,
+            )
             for number in range(count)
         ]
-        most = triton.next_power_of_2(programs)
         kind, block = picks.kind.name, picks.kind.block
-        self.writing = Launch(
-            _write_kernel, programs, *shared, most, kind, block, 32 * WARPS, native, reads=reads, writes=reads, num_warps=WARPS, maxnreg=64
-        )
-        kernel = _put_bits_kernel if picks.kind is Kind.BITS else _put_kernel
-        args = (n,) if picks.kind is Kind.BITS else (n, kind, block, native)
-        self.putting = Launch(kernel, tiles, *args, reads=reads, writes=reads, num_warps=WARPS)
+        written = (*shared, kind, block, 32 * WARPS, native)
+        how: dict[str, Any] = {"reads": reads, "writes": reads, "num_warps": WARPS}
+        self.writing = Launch(_write_kernel, programs, *written, **how, maxnreg=WRITE_REGISTERS)
+        if picks.kind is Kind.BITS:
+            self.putting = Launch(_put_bits_kernel, tiles, n, **how)
+        else:
+            self.putting = Launch(_put_kernel, tiles, n, kind, block, native, **how)
 
     def pick(self, x: Tensor) -> tuple[Tensor, Tensor]:
         picks, device = self.picks, self.layout.device
         places = torch.empty(picks.nbytes, dtype=torch.uint8, device=device)
         values = torch.empty(picks.k, dtype=self.layout.dtype, device=device)
-        if picks.n:
-            work = torch.empty(self.work, dtype=torch.int32, device=device)
-            self.window(x, work)
-            for count in self.rounds:
-                count(x, work)
-            self.writing(x, values, work, places)
+        work = torch.empty(self.work, dtype=torch.int32, device=device)
+        self.window(x, work)
+        for count in self.rounds:
+            count(x, work)
+        self.writing(x, values, work, places)
         return values, places
 
     def put_back(self, values: Tensor, places: Tensor) -> Tensor:
         out = self.layout.empty()
-        if self.picks.n:
-            self.putting(values, out, places)
+        self.putting(values, out, places)
         return out
 
 
@@ -163,50 +179,68 @@ def _shift_for(span, MOST: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n", "k", "upper", "lower"])
-def _window_kernel(x_ptr, work_ptr, n, k, upper, lower, ROUNDS: tl.constexpr, BINS: tl.constexpr, ALL: tl.constexpr):
-    """The first window; and clears the sums of all rounds."""
+def _window_kernel(
+    x_ptr,
+    work_ptr,
+    n,
+    k,
+    upper,
+    lower,
+    MOST: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    BINS: tl.constexpr,
+    ALL: tl.constexpr,
+):
+    """The first window; and clears what the rounds add to."""
     part = tl.arange(0, SAMPLE)
     if ALL:
         magnitude = tl.where(part < n, _magnitude(tl.load(x_ptr + part, mask=part < n, other=0)), -1)
     else:
-        first = (part.to(tl.int64) * n) // SAMPLE
-        size = ((part + 1).to(tl.int64) * n) // SAMPLE - first
+        begin = (part.to(tl.int64) * n) // SAMPLE
+        size = ((part + 1).to(tl.int64) * n) // SAMPLE - begin
         noise = part.to(tl.uint32) * 0x9E3779B1
         noise = (noise ^ (noise >> 15)) * 0x846CA68B
         noise = noise ^ (noise >> 16)
-        magnitude = _magnitude(tl.load(x_ptr + first + ((noise.to(tl.int64) * size) >> 32)))
+        magnitude = _magnitude(tl.load(x_ptr + begin + ((noise.to(tl.int64) * size) >> 32)))
     WIDTH: tl.constexpr = 15 if x_ptr.dtype.element_ty == tl.int16 else 31
     last = tl.zeros([], tl.int32)
-    first_of_window = tl.zeros([], tl.int32)
+    first = tl.zeros([], tl.int32)
     for step in tl.static_range(WIDTH):
         high = last | (1 << (WIDTH - 1 - step))
-        low = first_of_window | (1 << (WIDTH - 1 - step))
-        # the sample has 2**14 elements, so both counts fit into one sum
+        low = first | (1 << (WIDTH - 1 - step))
+        # the sample has 2**13 elements, so both counts fit into one sum
         both = tl.sum(tl.where(magnitude >= high, 1, 0) + tl.where(magnitude >= low, 0x10000, 0), 0)
         last = tl.where((both & 0xFFFF) >= upper, high, last)
-        first_of_window = tl.where((both >> 16) >= lower, low, first_of_window)
-    span = last - first_of_window
-    tl.store(work_ptr, first_of_window)
-    tl.store(work_ptr + 1, span)
-    tl.store(work_ptr + 2, _shift_for(span, BINS - 2))
-    tl.store(work_ptr + 3, k)
+        first = tl.where((both >> 16) >= lower, low, first)
+    _store_state(work_ptr, first, last - first, _shift_for(last - first, BINS - 2), k)
     for number in tl.static_range(ROUNDS):
+        tl.store(work_ptr + 4 + number, 0)
         cell = tl.arange(0, COPIES * BINS)
-        tl.store(work_ptr + ROUNDS * STATE + number * COPIES * BINS + cell, tl.zeros([COPIES * BINS], tl.int32))
+        sums_ptr = work_ptr + STATE + 2 * MOST + number * COPIES * BINS
+        tl.store(sums_ptr + cell, tl.zeros([COPIES * BINS], tl.int32))
 
 
 @triton.jit
-def _next_window(state_ptr, sums_ptr, FIRST: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr):
-    """Where in the window of a round the threshold is, by what was counted: first, span, how many are wanted, bin.
+def _store_state(work_ptr, first, span, shift, wanted):
+    tl.store(work_ptr, first)
+    tl.store(work_ptr + 1, span)
+    tl.store(work_ptr + 2, shift)
+    tl.store(work_ptr + 3, wanted)
 
-    In the first round the lowest bin is for what lies below the window, and the highest for what lies above. A later
-    round whose window is one magnitude wide counts nothing, and the window stays.
+
+@triton.jit
+def _narrow(work_ptr, sums_ptr, rows_ptr, programs, MOST: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr,
+            WIDTH: tl.constexpr):  # fmt: skip
+    """The last program of a round narrows the window to the bin in which the threshold is, and adds up for each program
+    how many elements above the threshold, and in this bin, lie before its span.
+
+    In the first round the lowest bin is for what lies below the window, and the highest for what lies above.
     """
-    first, span = tl.load(state_ptr), tl.load(state_ptr + 1)
-    shift, wanted = tl.load(state_ptr + 2), tl.load(state_ptr + 3)
+    first, span = tl.load(work_ptr), tl.load(work_ptr + 1)
+    shift, wanted = tl.load(work_ptr + 2), tl.load(work_ptr + 3)
     number = tl.arange(0, BINS)
     copy = tl.arange(0, COPIES)
-    counted = tl.sum(tl.load(sums_ptr + copy[:, None] * BINS + number[None, :]), 0)
+    counted = tl.sum(tl.load(sums_ptr + copy[:, None] * BINS + number[None, :], volatile=True), 0)
     reached = tl.cumsum(counted, 0, reverse=True) >= wanted
     found = tl.max(tl.where(reached, number, 0), 0)
     above = tl.sum(tl.where(number > found, counted, 0), 0)
@@ -216,12 +250,19 @@ def _next_window(state_ptr, sums_ptr, FIRST: tl.constexpr, BINS: tl.constexpr, W
         most: tl.constexpr = (1 << WIDTH) - 1
         begin = tl.where(found == 0, 0, tl.where(found == BINS - 1, first + span + 1, begin))
         end = tl.where(found == 0, first - 1, tl.where(found == BINS - 1, most, end))
-    else:
-        idle = span == 0
-        begin = tl.where(idle, first, begin)
-        end = tl.where(idle, first, end)
-        above = tl.where(idle, 0, above)
-    return begin, end - begin, wanted - above, found
+    _store_state(work_ptr, begin, end - begin, _shift_for(end - begin, BINS), wanted - above)
+
+    program = tl.arange(0, MOST)
+    at_ptr = rows_ptr + program * BINS + found
+    reach = tl.load(at_ptr, mask=program < programs, other=0, volatile=True)
+    rest = tl.where(found < BINS - 1, programs, 0)  # nothing lies beyond the last bin
+    beyond = tl.load(at_ptr + 1, mask=program < rest, other=0, volatile=True)
+    above_ptr = work_ptr + STATE + program
+    before = tl.cumsum(beyond, 0) - beyond
+    if not FIRST:
+        before += tl.load(above_ptr)
+    tl.store(above_ptr, before)
+    tl.store(above_ptr + MOST, tl.cumsum(reach - beyond, 0))
 
 
 @triton.jit
@@ -249,33 +290,19 @@ def _round_kernel(
     work_ptr,
     n,
     each,
+    programs,
+    MOST: tl.constexpr,
     ROUNDS: tl.constexpr,
     BINS: tl.constexpr,
-    programs,
     ROUND: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    program = tl.program_id(0)
-    WIDTH: tl.constexpr = 15 if x_ptr.dtype.element_ty == tl.int16 else 31
-    state_ptr = work_ptr + ROUND * STATE
-    sums_ptr = work_ptr + ROUNDS * STATE + ROUND * COPIES * BINS
-    row_ptr = work_ptr + ROUNDS * (STATE + COPIES * BINS) + (ROUND * programs + program) * BINS
-    if ROUND == 0:
-        first, span, shift = tl.load(state_ptr), tl.load(state_ptr + 1), tl.load(state_ptr + 2)
-        busy = span >= 0
-    else:
-        first, span, wanted, found = _next_window(
-            state_ptr - STATE, sums_ptr - COPIES * BINS, ROUND == 1, BINS, WIDTH
-        )
-        shift = _shift_for(span, BINS)
-        if program == 0:
-            tl.store(state_ptr, first)
-            tl.store(state_ptr + 1, span)
-            tl.store(state_ptr + 2, shift)
-            tl.store(state_ptr + 3, wanted)
-            tl.store(state_ptr - STATE + 4, found)
-        busy = span > 0
-    if busy:
+    first, span, shift = tl.load(work_ptr), tl.load(work_ptr + 1), tl.load(work_ptr + 2)
+    if (ROUND == 0) | (span > 0):
+        program = tl.program_id(0)
+        sums_ptr = work_ptr + STATE + 2 * MOST + ROUND * COPIES * BINS
+        rows_ptr = work_ptr + STATE + 2 * MOST + ROUNDS * COPIES * BINS
+        row_ptr = rows_ptr + program * BINS
         number = tl.arange(0, BINS)
         tl.store(row_ptr + number, tl.zeros([BINS], tl.int32))
         tl.debug_barrier()
@@ -305,41 +332,13 @@ def _round_kernel(
         tl.store(row_ptr + number, tl.cumsum(counted, 0, reverse=True))
         copy_ptr = sums_ptr + (program % COPIES) * BINS
         tl.atomic_add(copy_ptr + number, counted, mask=counted != 0, sem="relaxed")
+        tl.debug_barrier()
+        if tl.atomic_add(work_ptr + 4 + ROUND, 1, sem="acq_rel") == programs - 1:
+            WIDTH: tl.constexpr = 15 if x_ptr.dtype.element_ty == tl.int16 else 31
+            _narrow(work_ptr, sums_ptr, rows_ptr, programs, MOST, BINS, ROUND == 0, WIDTH)
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def _before(
-    work_ptr, program, programs,
-    ROUNDS: tl.constexpr, BINS: tl.constexpr, MOST: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The threshold, how many elements above it and at it lie in the spans of earlier programs, and at it in this."""
-    sums_ptr = work_ptr + ROUNDS * STATE
-    rows_ptr = sums_ptr + ROUNDS * COPIES * BINS
-    last: tl.constexpr = ROUNDS - 1
-    first, span, wanted, found = _next_window(
-        work_ptr + last * STATE, sums_ptr + last * COPIES * BINS, ROUNDS == 1, BINS, WIDTH
-    )
-    other = tl.arange(0, MOST)
-    above = tl.zeros([], tl.int32)
-    equal = tl.zeros([], tl.int32)
-    own = tl.zeros([], tl.int32)
-    for number in tl.static_range(ROUNDS):
-        if number < last:
-            bin = tl.load(work_ptr + number * STATE + 4)
-        else:
-            bin = found
-        busy = (number == 0) | (tl.load(work_ptr + number * STATE + 1) > 0)
-        there = (other <= program) & busy
-        at_ptr = rows_ptr + (number * programs + other) * BINS + bin
-        reach = tl.load(at_ptr, mask=there, other=0)
-        beyond = tl.load(at_ptr + 1, mask=there & (bin < BINS - 1), other=0)
-        above += tl.sum(tl.where(other < program, beyond, 0), 0)
-        equal = tl.where(busy, tl.sum(tl.where(other < program, reach - beyond, 0), 0), equal)
-        own = tl.where(busy, tl.sum(tl.where(other == program, reach - beyond, 0), 0), own)
-    return first, span, wanted, above, equal, own
 
 
 @triton.jit
@@ -403,7 +402,20 @@ def _write_above(
         bits, magnitude, bound, picked, slot, values_ptr, starts_ptr, marks_ptr, at, here, MASKED, KIND, BLOCK, NATIVE
     )
     _write_part(
-        more, size, bound, chosen, spot, values_ptr, starts_ptr, marks_ptr, at + SIZE, there, MASKED, KIND, BLOCK, NATIVE
+        more,
+        size,
+        bound,
+        chosen,
+        spot,
+        values_ptr,
+        starts_ptr,
+        marks_ptr,
+        at + SIZE,
+        there,
+        MASKED,
+        KIND,
+        BLOCK,
+        NATIVE,
     )
     return done + (total & 0xFFFF) + (total >> 16)
 
@@ -438,8 +450,6 @@ def _write_kernel(
     places_ptr,
     n,
     each,
-    ROUNDS: tl.constexpr,
-    BINS: tl.constexpr,
     programs,
     MOST: tl.constexpr,
     KIND: tl.constexpr,
@@ -451,12 +461,13 @@ def _write_kernel(
     only in one span both.
     """
     program = tl.program_id(0)
-    IS_HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.int16
-    WIDTH: tl.constexpr = 15 if IS_HALF else 31
-    LANES: tl.constexpr = 8 if IS_HALF else 4  # 16 bytes
+    LANES: tl.constexpr = 8 if x_ptr.dtype.element_ty == tl.int16 else 4  # 16 bytes
     SIZE: tl.constexpr = ROWS * LANES
     PAIR: tl.constexpr = 2 * SIZE
-    first, span, wanted, above, equal, own = _before(work_ptr, program, programs, ROUNDS, BINS, MOST, WIDTH)
+    first, span, wanted = tl.load(work_ptr), tl.load(work_ptr + 1), tl.load(work_ptr + 3)
+    above_ptr = work_ptr + STATE + program
+    above, after_own = tl.load(above_ptr), tl.load(above_ptr + MOST)
+    equal = tl.load(above_ptr + MOST - 1, mask=program > 0, other=0)
     blocks = (n + BLOCK - 1) // BLOCK
     begin = program.to(tl.int64) * each * TILE
     size = tl.minimum(n - begin, each * TILE).to(tl.int32)
@@ -468,7 +479,7 @@ def _write_kernel(
     done = above + tl.minimum(equal, wanted)
     cell = tl.arange(0, ROWS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     at = size * 0
-    if (equal < wanted) & (wanted < equal + own):
+    if (equal < wanted) & (wanted < after_own):
         while at < size:
             exists = at + cell < size
             bits = tl.load(x_ptr + at + cell, mask=exists, other=0)

@@ -83,5 +83,3 @@ def check_picks(values: Tensor, places: Tensor, picks: Picks) -> None:
             f"expected {picks.k} values and {picks.nbytes} bytes of places, both contiguous, for {picks}; "
             f"found {values.numel()} values and {places.numel()} of {places.dtype}"
         )
-
-

@@ -23,7 +23,10 @@ def _compaction(lanes: int, width: int, mark: str) -> tuple[str, str]:
     bound, target, marks = sizes + lanes, sizes + 2 * lanes, sizes + 3 * lanes
     places = sizes + 4 * lanes
     step = {"BYTES": 1, "WORDS": 2}.get(mark, 0)
-    lines = ["{ .reg .pred p; .reg .b64 a, m; .reg .b16 low, high, place;", f"mov.b64 a, ${target}; mov.b64 m, ${marks};"]
+    lines = [
+        "{ .reg .pred p; .reg .b64 a, m; .reg .b16 low, high, place;",
+        f"mov.b64 a, ${target}; mov.b64 m, ${marks};",
+    ]
     for lane in range(lanes):
         value = f"${values + lane}"
         if width == 16:
@@ -53,7 +56,6 @@ HALF_WORDS, HALF_WORDS_OPERANDS = map(tl.constexpr, _compaction(8, 16, "WORDS"))
 FULL_BITS, FULL_BITS_OPERANDS = map(tl.constexpr, _compaction(4, 32, "BITS"))
 FULL_BYTES, FULL_BYTES_OPERANDS = map(tl.constexpr, _compaction(4, 32, "BYTES"))
 FULL_WORDS, FULL_WORDS_OPERANDS = map(tl.constexpr, _compaction(4, 32, "WORDS"))
-
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -20,10 +20,11 @@ from slimgrad.runtime.fake import faked
 from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, innermost_hook
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.ledger import Audit, Fused
-from slimgrad.runtime.lesson import Owners, lesson, owners_of
+from slimgrad.runtime.lesson import Lesson, Owners, lesson, owners_of
 from slimgrad.runtime.orders import Structure, seal_held, structure
 from slimgrad.runtime.outside import Outside
-from slimgrad.runtime.rules import Rule
+from slimgrad.runtime.rules import Rules
+from slimgrad.runtime.stages import Stages
 from slimgrad.runtime.swaps import Stock, Swaps
 from slimgrad.runtime.watch import WatchFrame, watched
 
@@ -67,17 +68,19 @@ class Local(threading.local):
 class Gate:
     """Watches, learns, packs. One per applied model."""
 
-    def __init__(self, model: nn.Module, rules: Sequence[Rule], min_bytes: int | None = None) -> None:
+    def __init__(self, model: nn.Module, stages: Stages, min_bytes: int | None = None) -> None:
         self.model = model
-        self.rules = tuple(rules)
+        self.stages = stages
+        self.rules = stages.rules
         self.min_bytes = min_bytes
         self.modules = dict(model.named_modules())
         self.structures: dict[Any, Structure] = {}
+        self.taught: dict[Any, Lesson] = {}
         self.lessons: dict[Any, int] = {}
         self.audits: dict[Any, Audit] = {}
         self.last: Audit | None = None
         self.notes: dict[str, None] = {}
-        self.outside = Outside(model, rules, min_bytes)
+        self.outside = Outside(model, self.rules, min_bytes)
         self._parameters = tuple(model.parameters())
         self.local = Local()
         self.swaps = Swaps(self.modules, self.rules, self.local)
@@ -97,8 +100,10 @@ class Gate:
         before = self.model.register_forward_pre_hook(Border(self, ROOT, "open"), with_kwargs=True, prepend=True)
         after = self.model.register_forward_hook(Border(self, ROOT, "shut"), always_call=True)
         self._root_handles = (before, after)
+        self.stages.attach()
 
     def detach(self) -> None:
+        self.stages.detach()
         self.swaps.take_out()
         with self._lock:
             for handle in (*self._root_handles, *(h for pair in self._handles.values() for h in pair)):
@@ -136,6 +141,9 @@ class Gate:
         if self._stands_aside():
             return
         self.outside.pause()
+        rules = self.stages.begin_forward()
+        if rules is not self.rules:
+            self._follow(rules)
         key, audit_key = self._signature(args, kwargs)
         known = self.structures.get(key)
         opening.key, opening.audit_key = key, audit_key
@@ -219,7 +227,16 @@ class Gate:
         learnt = lesson(frame, roots, owners, self.modules, {})
         if frame.stock:
             self.stock[key] = self.swaps.learn(learnt, self.min_bytes)
-        found = structure(
+        found = self._decided(learnt, is_stock=frame.stock and bool(self.swaps))
+        if pack:
+            seal_held(frame, learnt, found)
+        self.structures[key] = found
+        self.taught[key] = learnt
+        self.lessons[key] = self.lessons.get(key, 0) + 1
+        return found
+
+    def _decided(self, learnt: Lesson, *, is_stock: bool) -> Structure:
+        return structure(
             learnt,
             self.rules,
             self.modules,
@@ -227,13 +244,15 @@ class Gate:
             all_here=self.outside.frame is None,
             followed=self.swaps.rules,
             swapped=self.swaps.paths,
-            is_stock=frame.stock and bool(self.swaps),
+            is_stock=is_stock,
         )
-        if pack:
-            seal_held(frame, learnt, found)
-        self.structures[key] = found
-        self.lessons[key] = self.lessons.get(key, 0) + 1
-        return found
+
+    def _follow(self, rules: Rules) -> None:
+        """Other rules from now on: decide again by what is known, so that no forward holds all there is once more."""
+        self.rules = rules
+        self.audits.clear()
+        for key, known in self.structures.items():
+            self.structures[key] = self._decided(self.taught[key], is_stock=known.is_stock)
 
     def _signature(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """What the roles depend on (modes, frozen parameters, autocast), and that with the shapes, for the ledger."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,21 @@ from slimgrad.errors import RuleError, SpecError
 from slimgrad.runtime.wording import clauses
 from slimgrad.spec import OUTSIDE, Need, Site, Value
 from slimgrad.spec.values import checked_body
+
+
+@dataclass(frozen=True, repr=False)
+class Operands(Value):
+    """Selects what serves the gradients of weights alone, but not in modules at these paths."""
+
+    but: tuple[str, ...] = ()
+
+    def __call__(self, site: Site) -> bool:
+        return site.need is Need.OPERAND and not any(path_matches(site.path, path) for path in self.but)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Operands:
+        return cls(tuple(checked_body(cls, data)["but"]))
+
 
 Where = str | type[nn.Module] | Need | Callable[[Site], bool]
 
@@ -68,6 +84,17 @@ class Rule(Value):
         return cls(_where_from_dict(body["where"]), codec_from_dict(body["codec"]))
 
 
+Rules = tuple[Rule, ...]
+
+
+class Recipe(Value, ABC):
+    """A published method: rules that depend on the model, and may change while it is trained."""
+
+    @abstractmethod
+    def stages(self, model: nn.Module) -> Mapping[int, Rules]:
+        """Step -> the rules from that step on; the first is step 0."""
+
+
 def path_matches(path: str, pattern: str) -> bool:
     """Shell-style match; 'head.*' means the module head and everything below it."""
     return fnmatch.fnmatchcase(path, pattern) or (pattern.endswith(".*") and path == pattern[:-2])
@@ -77,21 +104,25 @@ def _is_predicate(where: Any) -> bool:
     return callable(where) and not isinstance(where, type)
 
 
-def _where_to_dict(where: Where) -> dict[str, str]:
+def _where_to_dict(where: Where) -> dict[str, Any]:
     if isinstance(where, Need):
         return {"need": where.value}
     if isinstance(where, str):
         return {"path": where}
     if isinstance(where, type):
         return {"class": f"{where.__module__}:{where.__qualname__}"}
+    if isinstance(where, Operands):
+        return {"operands": where.to_dict()}
     raise SpecError(f"a rule with a function ({where!r}) cannot be written to JSON; use a path, a class or a Need")
 
 
-def _where_from_dict(data: Mapping[str, str]) -> Where:
+def _where_from_dict(data: Mapping[str, Any]) -> Where:
     if "path" in data:
-        return data["path"]
+        return str(data["path"])
     if "need" in data:
         return Need(data["need"])
+    if "operands" in data:
+        return Operands.from_dict(data["operands"])
     if "class" in data:
         module, _, name = data["class"].partition(":")
         try:
@@ -101,10 +132,15 @@ def _where_from_dict(data: Mapping[str, str]) -> Where:
         except (ImportError, AttributeError) as error:
             raise SpecError(f"the rule's module class {data['class']!r} cannot be found: {error}") from error
         return found  # type: ignore[no-any-return]
-    raise SpecError(f"a rule must say 'path', 'class' or 'need'; found {dict(data)!r}")
+    raise SpecError(f"a rule must say 'path', 'class', 'need' or 'operands'; found {dict(data)!r}")
 
 
-def as_rules(what: Any) -> tuple[Rule, ...]:
+def as_stages(what: Any, model: nn.Module) -> Mapping[int, Rules]:
+    """What `apply` was given, as rules by the step from which on they hold."""
+    return what.stages(model) if isinstance(what, Recipe) else {0: as_rules(what)}
+
+
+def as_rules(what: Any) -> Rules:
     """What `apply` was given, as rules.
 
     A bare codec is one rule for every site it can serve; what a lossy one leaves is kept by `Lossless` where that is
@@ -121,7 +157,7 @@ def as_rules(what: Any) -> tuple[Rule, ...]:
         return tuple(what)
     raise RuleError(
         f"cannot apply {what!r}: expected a codec ({', '.join(f'{name}()' for name in CODECS)}), a list of "
-        "Rule(where, codec), or either as text, such as 'quant(bits=4)'"
+        "Rule(where, codec), or either as text, such as 'quant(bits=4)'; or a recipe such as slimgrad.dropit()"
     )
 
 

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from slimgrad.errors import SlimgradError, SpecError, UnsupportedModelError
 from slimgrad.runtime.batches import call_arguments
 from slimgrad.runtime.gate import Border, Gate
-from slimgrad.runtime.rules import Rule, as_rules, check_against_model
+from slimgrad.runtime.rules import Rule, as_stages, check_against_model
+from slimgrad.runtime.stages import Stages
 from slimgrad.runtime.swaps import drop_inert_swaps
 from slimgrad.spec import Report
 
@@ -74,23 +75,26 @@ def apply(
 ) -> Run:
     """Keep less between forward and backward of `model`.
 
-    `what` is a codec (one rule for every site it can serve) or a list of rules, of which the first match wins. Without
+    `what` is a codec (one rule for every site it can serve), a list of rules, of which the first match wins, or a
+    recipe such as `dropit(keep=0.1)`. A recipe that changes over steps counts those of `optimizer`, if it is given, and
+    otherwise the model's training forwards. Without
     `batch` the first training forward is watched and packed when it returns; with `batch` the sites are learnt
     beforehand on fake tensors, so that even the first step stays small. Storages smaller than `min_bytes` are left
     alone: by default 4 KiB on a CPU, and 2 MiB on a GPU, where less is not worth the host's time.
 
     Parameters, buffers, `state_dict` and module classes are not touched.
     """
-    rules = as_rules(what)
     check_model(model)
+    stages = as_stages(what, model)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise UnsupportedModelError(f"optimizer must be a torch.optim.Optimizer, found {type(optimizer).__name__}")
-    check_against_model(rules, dict(model.named_modules()))
+    for rules in stages.values():
+        check_against_model(rules, dict(model.named_modules()))
     if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
         raise SpecError(f"min_bytes must be a number of bytes, 0 or more; found {min_bytes!r}")
     drop_inert_borders(model)
     drop_inert_swaps(model)
-    gate = Gate(model, rules, min_bytes)
+    gate = Gate(model, Stages(stages, optimizer), min_bytes)
     if batch is not None:
         gate.learn_ahead(call_arguments(batch))
     gate.attach()
