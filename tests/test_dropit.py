@@ -271,6 +271,25 @@ def test_the_rest_is_treated_by_its_own_codec() -> None:
     assert "Quant" in codecs["1"] and "Quant" in codecs["2"] and "TopK" in codecs["3"] and "Quant" in codecs["4"]
 
 
+def test_what_another_holds_anyway_serves_a_product_too() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner(x)
+            return self.outer(x) + x * x  # the product with itself reads the values
+
+    model = Gated()
+    run = sg.apply(model, sg.dropit(skip=(), rest=sg.Quant(bits=4)), min_bytes=0)
+    for _ in range(2):
+        model(torch.randn(64, 64) * 1.5).sum().backward()
+    codecs = {site.site.path: site.codec for site in run.report().sites}
+    assert "Quant" in codecs["outer"] and "Quant" in codecs[""]
+    assert run.report().kept_after == sg.Quant(bits=4).promised((64, 64), torch.float32)
+
+
 def test_random_elements_are_right_on_average_and_channels_are_whole() -> None:
     x = torch.randn(64, 4096)
     random = TopK(keep=0.25, select="random")

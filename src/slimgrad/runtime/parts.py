@@ -33,7 +33,8 @@ class Part:
 def parts_of(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> dict[int, Part]:
     """Saver -> how it is packed; savers that no rule serves are missing, unless another's Packed serves them too."""
     parts: dict[int, Part] = {}
-    codecs = dict.fromkeys(choice[saver] for saver in storage.savers if saver in choice)
+    choice = {saver: _enough(saver, storage, choice, lesson) for saver in storage.savers if saver in choice}
+    codecs = dict.fromkeys(choice.values())
     for codec in sorted(codecs, key=lambda codec: not codec.elementwise):  # those that may serve others' masks first
         members = [saver for saver in storage.savers if choice.get(saver) == codec and saver not in parts]
         if not codec.elementwise:
@@ -43,6 +44,23 @@ def parts_of(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> d
             exact = [s for s in _exact_savers(storage, choice, lesson, region) if s not in parts]
             parts |= _joint(codec, group, exact, region, lesson)
     return parts
+
+
+def _enough(saver: int, storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> Codec:
+    """The saver's codec; or another's that holds values of the very same elements anyway, which will do as well.
+
+    What attention returns is read by its own backward, by rule in a few bits, and by the product behind it: the largest
+    elements for that one alone would come on top, and tell less.
+    """
+    codec, records = choice[saver], lesson.records
+    if codec.holds_values or isinstance(codec, Keep | Lossless):
+        return codec
+    demand, region = lesson.open_demand(saver), region_of(records[saver])
+    for other in storage.savers:
+        found = choice.get(other, codec)
+        if found.holds_values and region_of(records[other]) == region and found.serves(demand, records[saver].dtype):
+            return found
+    return codec
 
 
 def _joint(codec: Codec, group: Sequence[int], exact: Sequence[int], region: Any, lesson: Lesson) -> dict[int, Part]:
