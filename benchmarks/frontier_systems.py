@@ -144,14 +144,9 @@ def compiled(bench: Bench, budget: float = 1.0) -> Iterator[Treated]:
         yield Treated(torch.compile(bench.built.model))
 
 
-def recipe(text: str) -> sg.DropIT | None:
-    """The recipe that a text calls for, in Python's words; None if the text is one of rules."""
-    return eval(text, {"__builtins__": {}}, vars(sg)) if text.startswith("dropit(") else None
-
-
 @contextmanager
 def slimmed(bench: Bench, text: str) -> Iterator[Treated]:
-    run = sg.apply(bench.built.model, recipe(text) or text)
+    run = sg.apply(bench.built.model, text)
     yield Treated(bench.built.model, lambda: run.report().kept_after)
     run.remove()
 

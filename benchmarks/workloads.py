@@ -57,9 +57,11 @@ class Workload:
     build: Callable[[bool], Built]
     bf16: bool = True
     """Under bf16 autocast; otherwise fp32."""
+    small: str = "small"
+    """What the small size is called."""
 
     def title(self, small: bool) -> str:
-        return ", ".join((self.model, "small" if small else self.size, *(() if self.bf16 else ("fp32",))))
+        return ", ".join((self.model, self.small if small else self.size, *(() if self.bf16 else ("fp32",))))
 
 
 def tokens(batch: int, length: int, vocabulary: int) -> dict[str, Tensor]:
@@ -110,7 +112,7 @@ def bert(small: bool, batch: int = 64) -> Built:
     hf = needed("transformers")
     sizes = {"num_hidden_layers": 2, "hidden_size": 96} if small else {}
     model = hf.BertForSequenceClassification(hf.BertConfig(**sizes))
-    ids = torch.randint(0, 30000, (2, 32) if small else (batch, 256))
+    ids = torch.randint(0, 30000, (batch // 32, 32) if small else (batch, 256))
     return Built(model, {"input_ids": ids, "labels": torch.randint(0, 2, (len(ids),))}, "BertLayer")
 
 
@@ -183,7 +185,7 @@ WORKLOADS: dict[str, Workload] = {
     "gpt2": Workload("GPT-2 medium", "8x1024", gpt2),
     "llama": Workload("Llama-like 1.1B", "4x2048", llama),
     "bert": Workload("BERT-base", "64x256", bert),
-    "bert_128": Workload("BERT-base", "128x256", partial(bert, batch=128)),
+    "bert_128": Workload("BERT-base", "128x256", partial(bert, batch=128), small="small, twice the batch"),
     "vgg16": Workload("VGG-16", "128x224²", vgg16, bf16=False),
     "mobilenet_v2": Workload("MobileNetV2", "256x224²", mobilenet_v2, bf16=False),
 }

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import slimgrad as sg
 from slimgrad.codecs import Demand, TopK
-from slimgrad.runtime.rules import Rule
+from slimgrad.recipes import recipe_from
+from slimgrad.rules import Rule
 from tests.models import Projections
 from tests.zoo import ZOO, Entry, assert_same_gradients, fresh, gradients
 
@@ -358,6 +359,20 @@ def test_second_order_gradients_are_refused() -> None:
 def test_what_makes_no_sense_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(sg.SpecError, match=message):
         sg.dropit(**settings)
+
+
+def test_recipes_may_be_given_as_text() -> None:
+    text = "dropit(keep=0.2, skip=('head',), rest=quant(bits=4))"
+    assert recipe_from(text) == sg.dropit(keep=0.2, skip=("head",), rest=sg.Quant(bits=4))
+    assert recipe_from("quant(bits=4)") is None
+    assert any("keep=0.2" in repr(rule) for rule in sg.apply(mlp(), text).rules)
+    for wrong, message in {
+        "dropit(bits=3)": "bits",
+        "dropit(0.1)": "keyword arguments",
+        "dropit(": "cannot read",
+    }.items():
+        with pytest.raises(sg.RuleError, match=message):
+            sg.apply(mlp(), wrong)
 
 
 def test_recipes_print_as_typed_and_round_trip_through_json() -> None:

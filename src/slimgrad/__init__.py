@@ -15,7 +15,7 @@ from slimgrad.errors import (
 from slimgrad.ops import FewBitFunction, GatedFunction, fewbit_function, gated_function
 from slimgrad.profiler import profile
 from slimgrad.recipes import DropIT, dropit, fewbit
-from slimgrad.runtime.rules import Rule
+from slimgrad.rules import Rule
 from slimgrad.runtime.run import Run, apply
 from slimgrad.spec import Need, Profile, Report, Site, Storage
 from slimgrad.tables import Table, fewbit_table

@@ -10,7 +10,7 @@ from torch import nn
 
 from slimgrad.codecs import Codec, Keep, Lossless, TopK, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
-from slimgrad.runtime.rules import Operands, Recipe, Rule, Rules, path_matches
+from slimgrad.rules import Operands, Recipe, Rule, Rules, path_matches
 from slimgrad.spec.values import checked_body, tuples
 
 PREDICTOR = "Predictor"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from slimgrad.codecs import FewBit, Lossless
-from slimgrad.runtime.rules import Rule
+from slimgrad.rules import Rule
 
 
 def fewbit(

@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from slimgrad.errors import SlimgradWarning
+from slimgrad.rules import Rules
 from slimgrad.runtime.batches import Arguments, call
 from slimgrad.runtime.fake import faked
 from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, innermost_hook
@@ -23,7 +24,6 @@ from slimgrad.runtime.ledger import Audit, Fused
 from slimgrad.runtime.lesson import Lesson, Owners, lesson, owners_of
 from slimgrad.runtime.orders import Structure, seal_held, structure
 from slimgrad.runtime.outside import Outside
-from slimgrad.runtime.rules import Rules
 from slimgrad.runtime.stages import Stages
 from slimgrad.runtime.swaps import Stock, Swaps
 from slimgrad.runtime.watch import WatchFrame, watched

@@ -11,11 +11,11 @@ from torch import nn
 
 from slimgrad.codecs import CODECS, Codec, Keep
 from slimgrad.errors import RuleError
+from slimgrad.rules import Rule
 from slimgrad.runtime.anchors import lay_out
 from slimgrad.runtime.frame import Calls
 from slimgrad.runtime.lesson import UNNAMED, Lesson
 from slimgrad.runtime.parts import Part, families, keepers, parts_of, promised_bytes, sharing
-from slimgrad.runtime.rules import Rule
 from slimgrad.runtime.tickets import Kept, Order, Sharing
 from slimgrad.runtime.watch import WatchFrame
 from slimgrad.spec import Profile, Storage

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from slimgrad.rules import Rule
 from slimgrad.runtime.frame import Frame, WorkFrame
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.lesson import lesson, owners_of
 from slimgrad.runtime.orders import Structure, seal_held, structure
-from slimgrad.runtime.rules import Rule
 from slimgrad.runtime.watch import WatchFrame
 from slimgrad.spec import OUTSIDE
 

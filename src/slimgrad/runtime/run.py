@@ -9,10 +9,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from slimgrad.errors import SlimgradError, SpecError, UnsupportedModelError
+from slimgrad.rules import Rule, check_against_model
 from slimgrad.runtime.batches import call_arguments
 from slimgrad.runtime.gate import Border, Gate
-from slimgrad.runtime.rules import Rule, as_stages, check_against_model
-from slimgrad.runtime.stages import Stages
+from slimgrad.runtime.stages import Stages, stages_of
 from slimgrad.runtime.swaps import drop_inert_swaps
 from slimgrad.spec import Report
 
@@ -76,8 +76,8 @@ def apply(
     """Keep less between forward and backward of `model`.
 
     `what` is a codec (one rule for every site it can serve), a list of rules, of which the first match wins, or a
-    recipe such as `dropit(keep=0.1)`. A recipe that changes over steps counts those of `optimizer`, if it is given, and
-    otherwise the model's training forwards. Without
+    recipe such as `dropit(keep=0.1)`; all of them may be text. A recipe that changes over steps counts those of
+    `optimizer`, if it is given, and otherwise the model's training forwards. Without
     `batch` the first training forward is watched and packed when it returns; with `batch` the sites are learnt
     beforehand on fake tensors, so that even the first step stays small. Storages smaller than `min_bytes` are left
     alone: by default 4 KiB on a CPU, and 2 MiB on a GPU, where less is not worth the host's time.
@@ -85,7 +85,7 @@ def apply(
     Parameters, buffers, `state_dict` and module classes are not touched.
     """
     check_model(model)
-    stages = as_stages(what, model)
+    stages = stages_of(what, model)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise UnsupportedModelError(f"optimizer must be a torch.optim.Optimizer, found {type(optimizer).__name__}")
     for rules in stages.values():

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from slimgrad.runtime.rules import Rules
+from slimgrad.recipes import recipe_from
+from slimgrad.rules import Recipe, Rules, as_rules
+
+
+def stages_of(what: Any, model: nn.Module) -> Mapping[int, Rules]:
+    """What `apply` was given, as rules by the step from which on they hold."""
+    recipe = what if isinstance(what, Recipe) else recipe_from(what)
+    return {0: as_rules(what)} if recipe is None else recipe.stages(model)
 
 
 class Stages:

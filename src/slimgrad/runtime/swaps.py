@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from slimgrad.ops.modules import PointwiseOp, demand_of, op_for
+from slimgrad.rules import Rule
 from slimgrad.runtime.frame import innermost_hook
 from slimgrad.runtime.lesson import Lesson
 from slimgrad.runtime.orders import least_bytes
-from slimgrad.runtime.rules import Rule
 from slimgrad.spec import Need, Site
 
 FORWARD = "forward"

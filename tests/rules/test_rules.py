@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import slimgrad as sg
-from slimgrad.runtime.rules import path_matches
+from slimgrad.rules import path_matches
 from tests.codecs.halved import Halved
 from tests.models import cnn, hook_count, images
 

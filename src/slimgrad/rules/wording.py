@@ -7,6 +7,7 @@ small letters if one likes, after a path glob or the name of a Need and a colon 
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from slimgrad.codecs import CODECS, Codec
 from slimgrad.errors import RuleError
@@ -32,7 +33,7 @@ def _clause(text: str) -> Clause:
 
 def _codec(text: str) -> Codec:
     known = {name.lower(): kind for name, kind in CODECS.items()}
-    name, settings = _call(text)
+    name, settings = called(text)
     if name.lower() not in known:
         raise RuleError(f"cannot read {text!r}: unknown codec {name!r}; known are {', '.join(known)}")
     try:
@@ -41,14 +42,18 @@ def _codec(text: str) -> Codec:
         raise RuleError(f"cannot read {text!r}: {error}") from error
 
 
-def _call(text: str) -> tuple[str, dict[str, object]]:
-    """The name and the keyword arguments of a call; nothing is executed."""
+def called(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the keyword arguments of a call, whose values may be codecs too; nothing is executed."""
     try:
-        call = ast.parse(text, mode="eval").body
+        call = ast.parse(text.strip(), mode="eval").body
         if isinstance(call, ast.Name):
             return call.id, {}
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
-            return call.func.id, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+            return call.func.id, {str(word.arg): _value(word.value) for word in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise RuleError(f"cannot read {text!r} as a codec such as 'quant(bits=4)': {error}") from error
     raise RuleError(f"cannot read {text!r} as a codec: expected a name and keyword arguments, as in 'quant(bits=4)'")
+
+
+def _value(node: ast.expr) -> Any:
+    return _codec(ast.unparse(node)) if isinstance(node, ast.Call) else ast.literal_eval(node)

@@ -14,7 +14,7 @@ from torch import nn
 
 from slimgrad.codecs import CODECS, Codec, Lossless, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
-from slimgrad.runtime.wording import clauses
+from slimgrad.rules.wording import clauses
 from slimgrad.spec import OUTSIDE, Need, Site, Value
 from slimgrad.spec.values import checked_body
 
@@ -133,11 +133,6 @@ def _where_from_dict(data: Mapping[str, Any]) -> Where:
             raise SpecError(f"the rule's module class {data['class']!r} cannot be found: {error}") from error
         return found  # type: ignore[no-any-return]
     raise SpecError(f"a rule must say 'path', 'class', 'need' or 'operands'; found {dict(data)!r}")
-
-
-def as_stages(what: Any, model: nn.Module) -> Mapping[int, Rules]:
-    """What `apply` was given, as rules by the step from which on they hold."""
-    return what.stages(model) if isinstance(what, Recipe) else {0: as_rules(what)}
 
 
 def as_rules(what: Any) -> Rules:

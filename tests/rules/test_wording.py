@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import slimgrad as sg
-from slimgrad.runtime.rules import as_rules
+from slimgrad.rules import as_rules
 from tests.models import cnn, hook_count
 
 EVERYWHERE = sg.Rule("*", sg.Lossless())
