@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from kernels import UNITS, count, seconds
+from bandwidth import UNITS, count, seconds
 from torch import Tensor
 
 import slimgrad as sg

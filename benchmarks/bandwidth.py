@@ -1,8 +1,8 @@
 """How fast each kernel moves its bytes, beside a plain copy on the same device in the same run.
 
-    python benchmarks/kernels.py                       # every kernel, on the GPU if there is one
-    python benchmarks/kernels.py --sizes 4M 256M --dtypes bfloat16 --json out/kernels.json
-    python benchmarks/kernels.py --force torch         # the references instead of the Triton twins
+    python benchmarks/bandwidth.py                       # every kernel, on the GPU if there is one
+    python benchmarks/bandwidth.py --sizes 4M 256M --dtypes bfloat16 --json out/kernels.json
+    python benchmarks/bandwidth.py --force torch         # the references instead of the Triton twins
 
 Bytes are those a kernel must move: what it reads plus what it writes, once. A kernel that reached the copy's bandwidth
 would be as fast as the memory allows. A new kernel is one function here and one line in KERNELS.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from slimgrad import kernels
 from slimgrad.codecs.fewbit import FewBit, buckets_for
-from slimgrad.kernels import Backend, Groups, Interval
+from slimgrad.kernels import Backend, Groups, Interval, Picks
 
 RELU = Interval(-float("inf"), 0.0, closed=True, outside=True, nan=True)
 NON_ZERO = Interval(0.0, 0.0, closed=True, outside=True, nan=True)
@@ -128,6 +128,19 @@ def unpacking(at: Setting, pack: Callable[..., Tensor], unpack: Callable[..., Te
     return Job(lambda: unpack(packed, x.shape, x.stride(), how, x.dtype, force=at.force), nbytes(x, packed))
 
 
+def pick_largest(at: Setting) -> Job:
+    """A tenth of all; the floor reads the tensor once."""
+    x, picks = data(at), Picks.of(at.n, at.n // 10)
+    held = kernels.pick_largest(x, picks, force=at.force)
+    return Job(lambda: kernels.pick_largest(x, picks, force=at.force), nbytes(x, *held))
+
+
+def put_back(at: Setting) -> Job:
+    x, picks = data(at), Picks.of(at.n, at.n // 10)
+    held = kernels.pick_largest(x, picks, force=at.force)
+    return Job(lambda: kernels.put_back(*held, x.shape, x.stride(), picks, force=at.force), nbytes(x, *held))
+
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MASKS = (*FLOATS, torch.bool)
 INDICES = (torch.int64,)
@@ -172,6 +185,8 @@ KERNELS: dict[str, Entry] = {
     **unpackings("unpack_groups", kernels.pack_groups, kernels.unpack_groups, UNPACKED),
     **packings("pack_codes", kernels.pack_codes, GELU),
     **unpackings("unpack_codes", kernels.pack_codes, kernels.unpack_codes, GELU),
+    "pick_largest": (pick_largest, FLOATS),
+    "put_back": (put_back, FLOATS),
 }
 
 
