@@ -43,6 +43,7 @@ CONFIGURATIONS = (
     Configuration("lossless", lambda sg: sg.Lossless(), exact=True),
     Configuration("fewbit 3 bit", lambda sg: sg.fewbit(bits=3), exact=False),
     Configuration("quant 4 bit", lambda sg: sg.Quant(bits=4), exact=False),
+    Configuration("dropit 10 %", lambda sg: sg.dropit(keep=0.1), exact=False),
 )
 """The first is what the others are measured against."""
 
