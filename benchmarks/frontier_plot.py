@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,18 @@ class Point:
 
     @property
     def label(self) -> str:
-        return self.system if self.time <= EDGE else f"{self.system}, {self.time:.1f}×"
+        words = self.system if self.peer else shortened(self.system)
+        return words if self.time <= EDGE else f"{words}, {self.time:.1f}×"
+
+
+def shortened(system: str) -> str:
+    """Of each codec its name and its first setting: "dropit(keep=0.1, rest=Quant(bits=4))" is "dropit 0.1 + quant 4".
+
+    Whatever is lossy leaves the rest to `lossless()`, which is named only where it stands alone.
+    """
+    calls = re.findall(r"(\w+)\((?:\w+=([\d.]+))?", system)
+    words = [f"{name.lower()} {value}".strip() for name, value in calls]
+    return " + ".join(word for word in words if word != "lossless" or len(words) == 1) or system
 
 
 def plotted(rows: Sequence[Row], path: Path) -> Path:
@@ -86,6 +98,8 @@ def drawn(panels: dict[str, list[Point]]) -> Figure:
         place_labels(panel, found, canvas)
     for panel in axes[len(panels) :]:
         panel.set_axis_off()
+    for panel in axes[max(0, len(panels) - columns) : len(panels)]:  # the lowest of each column
+        panel.tick_params(labelbottom=True)
     figure.supxlabel("step time, × untouched", y=0.1 / height, fontsize=9.5)
     figure.supylabel("kept for backward, % of untouched", x=0.12 / width, fontsize=9.5)
     return figure

@@ -47,6 +47,11 @@ CALLS = {
         library.unpack_codes,
         (library.pack_codes(torch.randn(999), *TABLE), (27, 37), (1, 27), *TABLE, torch.float16),
     ),
+    "pick_largest": lambda: (library.pick_largest, (torch.randn(7, 200).t(), 140)),
+    "put_back": lambda: (
+        library.put_back,
+        (*library.pick_largest(torch.randn(999), 99), (27, 37), (1, 27)),
+    ),
     "pack_window": lambda: (library.pack_window, (indices(), *POOL)),
     "unpack_window": lambda: (library.unpack_window, (library.pack_window(indices(), *POOL), *POOL)),
 }
@@ -66,6 +71,8 @@ CODECS: dict[str, tuple[Codec, Demand]] = {
     "quant": (sg.Quant(bits=4), Demand(need=Need.OPERAND)),
     "quant with zeros": (sg.Quant(bits=3), Demand(need=Need.OPERAND, zeros=True)),
     "relu mask": (sg.Lossless(), Demand(need=Need.MASK, fn="relu")),
+    "largest": (sg.TopK(keep=0.1), Demand(need=Need.OPERAND)),
+    "largest, 8 bits": (sg.TopK(keep=0.1, values=8), Demand(need=Need.OPERAND)),
 }
 
 

@@ -57,7 +57,11 @@ class Picks(NamedTuple):
         """In the way that takes the fewest bytes."""
         if not 0 <= k <= n:
             raise SpecError(f"expected to pick between none and all of {n} elements, found {k}")
-        return min((cls(n, k, kind) for kind in Kind), key=lambda picks: picks.nbytes)
+        best = cls(n, k, Kind.BITS)
+        for kind in (Kind.BYTES, Kind.WORDS):  # a loop that a compiler can follow
+            other = cls(n, k, kind)
+            best = other if other.nbytes < best.nbytes else best
+        return best
 
     @property
     def blocks(self) -> int:
