@@ -288,22 +288,29 @@ def describe(device: str) -> str:
     return f"{name}; torch {torch.__version__}"
 
 
+def shown(row: Row) -> str:
+    return (
+        f"{row.kernel:22} {row.dtype:9} {row.elements:11d} {row.backend:7} {row.microseconds:10.1f} "
+        f"{row.gb_per_s:8.1f} {row.copy_gb_per_s:8.1f} {row.of_copy:8.1%}"
+    )
+
+
+def shown_and_written(rows: Iterator[Any], shown: Callable[[Any], str], path: Path | None) -> None:
+    """Print each row when it is there, and write all of them at the end."""
+    found = []
+    for row in rows:
+        found.append(asdict(row))
+        print(shown(row), flush=True)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main() -> None:
     args = arguments()
     print(describe(args.device))
     print(f"{'kernel':22} {'dtype':9} {'elements':>11} {'twin':7} {'us':>10} {'GB/s':>8} {'copy':>8} {'of copy':>8}")
-    done = []
-    for row in rows(args):
-        done.append(row)
-        print(
-            f"{row.kernel:22} {row.dtype:9} {row.elements:11d} {row.backend:7} {row.microseconds:10.1f} "
-            f"{row.gb_per_s:8.1f} {row.copy_gb_per_s:8.1f} {row.of_copy:8.1%}",
-            flush=True,
-        )
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        report = {"device": describe(args.device), "rows": [asdict(row) for row in done]}
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    shown_and_written(rows(args), shown, args.json)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ Times are GPU times (bandwidth.py). Temporaries are what the allocator held at i
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bandwidth import UNITS, count, seconds
+from bandwidth import UNITS, count, describe, seconds, shown_and_written
 from torch import Tensor
 
 from slimgrad import kernels
@@ -130,16 +129,8 @@ def shown(row: Row) -> str:
 
 def main() -> None:
     args = arguments()
-    on_gpu = args.device.startswith("cuda")
-    where = torch.cuda.get_device_name() if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{where}; torch {torch.__version__}", LINE.format(*HEAD), sep="\n")
-    found = []
-    for one in rows(args):
-        found.append(one)
-        print(shown(one), flush=True)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    print(f"{describe(args.device)}", LINE.format(*HEAD), sep="\n")
+    shown_and_written(rows(args), shown, args.json)
 
 
 if __name__ == "__main__":
