@@ -64,6 +64,7 @@ CONFIGS = (
     "quant(bits=2)",
     "quant(bits=2, rounding='stochastic')",
     "fewbit(bits=3)",
+    "dropit(keep=0.1)",
 )
 SEEDS = (0, 1, 2)
 JOBS = {"cpu": 1, "cuda": 4}

@@ -131,9 +131,22 @@ def fitted(
     model: nn.Module, data: Data, recipe: Recipe, seed: int, device: torch.device
 ) -> tuple[list[float], int | None]:
     """Train. Mean losses along the way, and the step by which the loss was no number any more."""
+    total, losses, looked = torch.zeros((), device=device), [], 0
+    for step, loss in enumerate(stepped(model, data, recipe, seed, device)):
+        total += loss
+        if (step + 1) % LOOK_EVERY == 0 or step + 1 == recipe.steps:
+            losses.append(float(total) / (step + 1 - looked))
+            looked = step + 1
+            total.zero_()
+            if not math.isfinite(losses[-1]):
+                return losses[:-1], looked
+    return losses, None
+
+
+def stepped(model: nn.Module, data: Data, recipe: Recipe, seed: int, device: torch.device) -> Iterator[Tensor]:
+    """Train step by step; the loss of each, on the device."""
     model.train()
     optimizer = optimizer_for(model, recipe, device)
-    total, losses, looked = torch.zeros((), device=device), [], 0
     for step, (inputs, targets) in enumerate(data.batches(seed, recipe.steps, recipe.batch)):
         # Anew in each step, so that a codec that draws numbers cannot shift the dropout of all later steps.
         torch.manual_seed((seed << 20) + step + 1)
@@ -146,14 +159,7 @@ def fitted(
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         optimizer.step()
         optimizer.zero_grad()
-        total += loss.detach()
-        if (step + 1) % LOOK_EVERY == 0 or step + 1 == recipe.steps:
-            losses.append(float(total) / (step + 1 - looked))
-            looked = step + 1
-            total.zero_()
-            if not math.isfinite(losses[-1]):
-                return losses[:-1], looked
-    return losses, None
+        yield loss.detach()
 
 
 @torch.no_grad()
