@@ -32,9 +32,9 @@ NON_ZERO = Interval(0.0, 0.0, closed=True, outside=True, nan=True)
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 CACHE_BYTES = 256 * 2**20
+"""Written between two timings on a GPU, so that none finds its data in the cache (50 MB on an H200)."""
 SLEEP_CYCLES = 2_000_000
 """A millisecond: a few-bit function takes a slow host 0.25 ms forward and backward."""
-"""Written between two timings on a GPU, so that none finds its data in the cache (50 MB on an H200)."""
 
 
 @dataclass(frozen=True)
@@ -295,22 +295,26 @@ def shown(row: Row) -> str:
     )
 
 
-def shown_and_written(rows: Iterator[Any], shown: Callable[[Any], str], path: Path | None) -> None:
-    """Print each row when it is there, and write all of them at the end."""
+def printed(rows: Iterator[Any], shown: Callable[[Any], str]) -> list[dict[str, Any]]:
+    """Print each row when it is there; all of them, for a file."""
     found = []
     for row in rows:
         found.append(asdict(row))
         print(shown(row), flush=True)
-    if path:
+    return found
+
+
+def written(content: Any, path: Path | None) -> None:
+    if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main() -> None:
     args = arguments()
     print(describe(args.device))
     print(f"{'kernel':22} {'dtype':9} {'elements':>11} {'twin':7} {'us':>10} {'GB/s':>8} {'copy':>8} {'of copy':>8}")
-    shown_and_written(rows(args), shown, args.json)
+    written({"device": describe(args.device), "rows": printed(rows(args), shown)}, args.json)
 
 
 if __name__ == "__main__":

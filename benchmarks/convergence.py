@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import torch
 from accuracy import QUICK, check_configs
+from bandwidth import written
 from convergence_plot import plotted
 from rich.console import Console
 from rich.progress import track
@@ -218,9 +218,7 @@ def main() -> None:
         at = Setting(task, recipe, places, device, tuple(args.configs), 2 if args.quick else PROBED_BATCHES)
         courses.append(course(at, config, seed))
     print(table(courses))
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps([asdict(each) for each in courses], indent=1) + "\n")
+    written([asdict(each) for each in courses], args.json)
     if args.plot:
         plotted({(c.task, c.config, c.seed): c.losses for c in courses}, args.plot)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from bandwidth import UNITS, count, describe, seconds, shown_and_written
+from bandwidth import UNITS, count, describe, printed, seconds, written
 from torch import Tensor
 
 from slimgrad import kernels
@@ -130,7 +130,7 @@ def shown(row: Row) -> str:
 def main() -> None:
     args = arguments()
     print(f"{describe(args.device)}", LINE.format(*HEAD), sep="\n")
-    shown_and_written(rows(args), shown, args.json)
+    written(printed(rows(args), shown), args.json)
 
 
 if __name__ == "__main__":

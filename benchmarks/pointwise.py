@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from bandwidth import UNITS, count, describe, seconds, shown_and_written
+from bandwidth import UNITS, count, describe, printed, seconds, written
 from torch import Tensor
 
 import slimgrad as sg
@@ -121,7 +121,7 @@ def shown(row: Row) -> str:
 def main() -> None:
     args = arguments()
     print(f"{describe(args.device)}; forward and backward together", LINE.format(*HEAD), sep="\n")
-    shown_and_written(rows(args), shown, args.json)
+    written(printed(rows(args), shown), args.json)
 
 
 if __name__ == "__main__":

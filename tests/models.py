@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import slimgrad as sg
 
@@ -65,3 +66,23 @@ def pair(model: nn.Module, what: object | None = None) -> tuple[nn.Module, nn.Mo
 
 def hook_count(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def run_everywhere(block: nn.Module, x: Tensor, dy: Tensor) -> tuple[sg.Run, list[Tensor]]:
+    """A block with a layer `up`, under autocast: as it is, checkpointed, and twice beside a gate.
+
+    The gradient of that layer's weight is the same each time. The gate's run, and the outputs.
+    """
+    treated = copy.deepcopy(block)
+    run = sg.apply(treated, sg.Lossless(), min_bytes=64)
+    grads, outputs = [], []
+    for call in (block, lambda x: checkpoint(block, x, use_reentrant=False), treated, treated):
+        block.zero_grad()
+        treated.zero_grad()
+        with torch.autocast(x.device.type, torch.bfloat16):
+            output = call(x)
+        output.float().backward(dy)
+        grads.append((treated if call is treated else block).up.weight.grad.clone())
+        outputs.append(output)
+    assert all(torch.equal(grads[0], other) for other in grads[1:])
+    return run, outputs

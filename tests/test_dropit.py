@@ -21,17 +21,6 @@ from tests.zoo import ZOO, Entry, assert_same_gradients, fresh, gradients
 OPERAND = Demand(need=sg.Need.OPERAND)
 
 
-class Conv1D(nn.Module):
-    """As transformers has it: a linear layer whose weight is transposed."""
-
-    def __init__(self, out: int, inp: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(inp, out) / 8), nn.Parameter(torch.zeros(out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], -1)
-
-
 PRODUCTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(24, 40), (64, 24)),
     "linear, leading dimensions": (lambda: nn.Linear(24, 40), (2, 3, 17, 24)),
@@ -47,7 +36,10 @@ PRODUCTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv_transpose1d": (lambda: nn.ConvTranspose1d(6, 8, 3, stride=2), (4, 6, 40)),
     "conv_transpose2d": (lambda: nn.ConvTranspose2d(6, 8, 3, stride=2, output_padding=1), (4, 6, 10, 10)),
     "conv_transpose3d": (lambda: nn.ConvTranspose3d(3, 4, 2, stride=2, groups=1), (2, 3, 5, 6, 7)),
-    "Conv1D of transformers": (lambda: Conv1D(40, 24), (3, 50, 24)),
+    "Conv1D of transformers": (
+        lambda: pytest.importorskip("transformers.pytorch_utils").Conv1D(40, 24),
+        (3, 50, 24),
+    ),
 }
 
 

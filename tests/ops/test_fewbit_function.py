@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 
@@ -10,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import slimgrad as sg
 from slimgrad.ops.fewbit import fewbit_backward, fewbit_forward
 from tests.functions import STOCK
+from tests.models import run_everywhere
 
 ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
@@ -124,19 +123,7 @@ def test_it_works_under_autocast_and_checkpoint_and_beside_a_gate(device: torch.
             return self.down(self.act(self.up(x)))
 
     torch.manual_seed(0)
-    block = Block().to(device)
-    treated = copy.deepcopy(block)
-    run = sg.apply(treated, sg.Lossless(), min_bytes=64)
-    x, dy = inputs(device)
-    grads = []
-    for call in (block, lambda x: checkpoint(block, x, use_reentrant=False), treated, treated):
-        block.zero_grad()
-        treated.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16):
-            output = call(x)
-        output.float().backward(dy)
-        grads.append((treated if call is treated else block).up.weight.grad.clone())
-    assert all(torch.equal(grads[0], other) for other in grads[1:])
+    run, _ = run_everywhere(Block().to(device), *inputs(device))
     assert run.report().kept_after == run.report().promised
 
 

@@ -46,9 +46,12 @@ class Treatment(NamedTuple):
     packer: Any
     """What `make` of `per_layout` gave: for codecs a Packer."""
 
+    def dense(self, tensor: Tensor) -> Tensor:
+        """The tensor in this layout."""
+        return self.layout.dense(tensor) if self.has_gaps else tensor
+
     def pack(self, tensor: Tensor, demand: Demand) -> Packed:
-        dense = self.layout.dense(tensor) if self.has_gaps else tensor
-        return Packed(self.layout, demand, (self.packer.pack(dense),), self.packer)
+        return Packed(self.layout, demand, (self.packer.pack(self.dense(tensor)),), self.packer)
 
     @staticmethod
     def unpack(packed: Packed) -> Tensor:
@@ -56,21 +59,21 @@ class Treatment(NamedTuple):
 
 
 def per_layout(make: Callable[..., Any]) -> Callable[..., Treatment]:
-    """From `make(layout, *what)` to `find(tensor, *what)`: the recipe for tensors of this layout, remembered.
+    """From `make(layout, *what)` to `find(tensor, *what)`: the treatment of tensors of this layout, remembered.
 
     Not while a compiler looks: it would warn of the memory, and needs none.
     """
 
-    def recipe(
+    def treatment(
         shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, device: torch.device, *what: Any
     ) -> Treatment:
         layout = Layout.near(shape, stride, dtype, device)
         return Treatment(layout, layout.stride != stride, make(layout, *what))
 
-    known = lru_cache(maxsize=4096)(recipe)
+    known = lru_cache(maxsize=4096)(treatment)
 
     def find(tensor: Tensor, *what: Any) -> Treatment:
-        found = recipe if is_compiling() else known
+        found = treatment if is_compiling() else known
         return found(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, *what)
 
     return find

@@ -78,7 +78,7 @@ class FewBit(Codec):
         return fewbit_table(fn, self.bits, self.interval, self.known_weight, continuous=True, **parameters)
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
-        return _recipe(tensor, self, demand.fn, tuple(demand.detail.items())).pack(tensor, demand)
+        return _treatment(tensor, self, demand.fn, tuple(demand.detail.items())).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
         return Treatment.unpack(packed)
@@ -92,7 +92,7 @@ def _parameters(detail: Any) -> dict[str, Any]:
 
 
 @per_layout
-def _recipe(layout: Layout, codec: FewBit, fn: str | None, detail: tuple[tuple[str, Any], ...]) -> kernels.Packer:
+def _treatment(layout: Layout, codec: FewBit, fn: str | None, detail: tuple[tuple[str, Any], ...]) -> kernels.Packer:
     if fn is None or not codec.serves(Demand(need=Need.DERIVATIVE, fn=fn, detail=dict(detail)), layout.dtype):
         raise SpecError(
             f"{codec!r} cannot serve {fn} in {layout.dtype}: it keeps derivatives of {', '.join(FAMILIES)}, and needs "

@@ -74,11 +74,11 @@ def _pack_mask(tensor: Tensor, demand: Demand) -> Packed:
     on = None
     if demand.fn == "dropout" and tensor.numel():  # on a CPU only, where there is no device to wait for
         on = float(tensor.amax())
-    return _mask_recipe(tensor, demand.fn, tuple(demand.detail.items()), on).pack(tensor, demand)
+    return _mask_treatment(tensor, demand.fn, tuple(demand.detail.items()), on).pack(tensor, demand)
 
 
 @per_layout
-def _mask_recipe(
+def _mask_treatment(
     layout: Layout, fn: str | None, detail: tuple[tuple[str, Any], ...], on: float | None
 ) -> kernels.Packer:
     bit = bit_of(fn, dict(detail), layout.dtype)

@@ -64,7 +64,7 @@ class Quant(Codec):
         return Demand(need=max(values, key=lambda need: need.rank), zeros=bool(masks))
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
-        return _recipe(tensor, self._groups(demand)).pack(tensor, demand)
+        return _treatment(tensor, self._groups(demand)).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
         return Treatment.unpack(packed)
@@ -73,4 +73,4 @@ class Quant(Codec):
         return self._groups(demand).nbytes(math.prod(shape))
 
 
-_recipe = per_layout(kernels.group_packer)
+_treatment = per_layout(kernels.group_packer)

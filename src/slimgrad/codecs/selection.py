@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from slimgrad.kernels.geometry import PATTERNS
 from slimgrad.kernels.reference_picks import largest
 
 SCOPES = ("tensor", "sample", "row")
@@ -71,7 +72,7 @@ def noise(x: Tensor) -> Tensor:
 
     They take nothing from torch's generators, whose state a training may be compared by.
     """
-    salt = x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]).sum(dtype=torch.int64)
+    salt = x.view(PATTERNS[x.dtype.itemsize]).sum(dtype=torch.int64)
     mixed = torch.arange(x.numel(), device=x.device) + salt
     for multiplier in MULTIPLIERS:
         mixed = (mixed * multiplier) & 0xFFFFFFFF

@@ -30,7 +30,7 @@ class TopK(Codec):
 
     A sample is what the first dimension counts, a row what the last one holds. `values=8` holds what is kept in 8 bits
     instead of the tensor's own dtype. `select` is for studies: "random" elements, scaled so that sums are right on
-    average, or whole "channels" (those with the largest norm; the second dimension of 3 or more, else the last).
+    average, or whole "channels" (those with the largest norm; the second dimension of 4 or more, else the last).
     """
 
     keep: float = 0.1
@@ -62,9 +62,8 @@ class TopK(Codec):
         return demands[0] if all(demand.need is Need.OPERAND for demand in demands) else None
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
-        found = _recipe(tensor, self)
-        dense = found.layout.dense(tensor) if found.has_gaps else tensor
-        return Packed(found.layout, demand, found.packer.pick(dense), found.packer)
+        found = _treatment(tensor, self)
+        return Packed(found.layout, demand, found.packer.pick(found.dense(tensor)), found.packer)
 
     def unpack(self, packed: Packed) -> Tensor:
         return packed.extra.put_back(*packed.payload)  # type: ignore[no-any-return]
@@ -92,7 +91,7 @@ class Selected(NamedTuple):
         picked = selection.picked(x.detach(), codec.keep, codec.scope, codec.select)
         flat = x.detach().as_strided((picks.n,), (1,))
         # From the order of dimensions to the order of memory.
-        in_memory = self.layout.empty().to(torch.bool).copy_(picked).as_strided((picks.n,), (1,))
+        in_memory = self.layout._replace(dtype=torch.bool).empty().copy_(picked).as_strided((picks.n,), (1,))
         values, places = kernels.pick(flat, in_memory, picks)
         return (values * (picks.n / picks.k) if codec.select == "random" and picks.k else values), places
 
@@ -115,7 +114,7 @@ class Coarse(NamedTuple):
 
 
 @per_layout
-def _recipe(layout: Layout, codec: TopK) -> Any:
+def _treatment(layout: Layout, codec: TopK) -> Any:
     picks = codec.picks(layout.shape)
     found: Any = kernels.picker(layout, picks)
     if codec.select != "largest" or codec.scope != "tensor":

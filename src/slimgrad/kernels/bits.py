@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slimgrad.kernels import reference
-from slimgrad.kernels.geometry import Layout
+from slimgrad.kernels.geometry import PATTERNS, Layout
 from slimgrad.kernels.launch import ByLaunches, Launch
 from slimgrad.kernels.predicate import Interval, byte_count, check_bits, check_flat
 from slimgrad.kernels.tiles import float32
@@ -31,9 +31,6 @@ COMPARED = (torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.boo
 """What float32 holds exactly, so that comparing there is comparing in x's own precision. Others: the reference."""
 
 GATHER = tl.constexpr(reference.GATHER)
-
-PATTERNS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Unpacking writes bit patterns, not numbers: torch rounds `on` and `off`, and one kernel serves every dtype."""
 
 
 @lru_cache(maxsize=4096)
@@ -69,6 +66,7 @@ def _packing(n: int, rule: Interval, dtype: torch.dtype, *, words: bool) -> Laun
 
 @lru_cache(maxsize=4096)
 def _unpacking(n: int, on: float, off: float, dtype: torch.dtype) -> Launch:
+    """Writes bit patterns, not numbers: torch rounds `on` and `off`, and one kernel serves every dtype."""
     pattern = PATTERNS[dtype.itemsize]
     args = (n, *torch.tensor([on, off], dtype=dtype, device="cpu").view(pattern).tolist(), UNPACK_BLOCK)
     return Launch(_unpack_kernel, triton.cdiv(n, UNPACK_BLOCK), *args, writes=pattern, num_warps=UNPACK_WARPS)

@@ -16,6 +16,9 @@ ROUNDS, THREADS, LANES = 4, 32, 8
 TILE = ROUNDS * THREADS * LANES
 """Elements as a warp of a GPU reads them: 16 bytes of 16-bit floats per thread and round."""
 
+PATTERNS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By bytes, the integers that numbers are taken for where only their bits matter."""
+
 MAX_WINDOW = 255
 """Positions inside a window that one byte can tell apart, beside NO_POSITION."""
 

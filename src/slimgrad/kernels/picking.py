@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from slimgrad.kernels import reference_picks
-from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.geometry import PATTERNS, Layout, check_dense
 from slimgrad.kernels.halves import is_native
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.pick_threshold import COPIES, SAMPLE, STATE, round_kernel, window_kernel
@@ -20,7 +20,6 @@ from slimgrad.kernels.pick_write import put_bits_kernel, put_kernel, write_kerne
 from slimgrad.kernels.picks import TILE, Kind, Picks, check_picks
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-INTEGERS = {2: torch.int16, 4: torch.int32}
 SIGMAS = 6.0
 WARPS, WINDOW_WARPS = 8, 16
 REGISTERS = 64
@@ -85,8 +84,8 @@ class Picker:
         counted = (*shared, tuning.rounds, tuning.bins, tuning.part)
         sampled = (n, picks.k, *_ranks(n, picks.k), room, tuning.rounds, tuning.bins, n <= SAMPLE.value)
         kind, block = picks.kind.name, picks.kind.block
-        reads: dict[str, Any] = {"reads": INTEGERS[size]}
-        both = {**reads, "writes": INTEGERS[size], "num_warps": WARPS}
+        reads: dict[str, Any] = {"reads": PATTERNS[size]}
+        both = {**reads, "writes": PATTERNS[size], "num_warps": WARPS}
         self.layout = layout
         self.picks = picks
         self.work = STATE.value + 2 * room + rows

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from slimgrad.kernels import reference
-from slimgrad.kernels.geometry import check_dense
+from slimgrad.kernels.geometry import PATTERNS, check_dense
 from slimgrad.kernels.picks import TILE, Kind, Picks, check_picks
 from slimgrad.kernels.predicate import Interval
 
 NON_ZERO = Interval(0.0, 0.0, closed=True, outside=True, nan=True)
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pick_largest(x: Tensor, picks: Picks) -> tuple[Tensor, Tensor]:
@@ -78,5 +77,5 @@ def largest(rows: Tensor, k: int) -> Tensor:
 
 def magnitudes(x: Tensor) -> Tensor:
     """|x| by its bits, as an integer: it orders as |x| does, and every NaN above."""
-    integer = INTEGERS[x.dtype.itemsize]
+    integer = PATTERNS[x.dtype.itemsize]
     return x.view(integer) & torch.iinfo(integer).max

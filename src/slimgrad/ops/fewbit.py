@@ -24,7 +24,7 @@ from slimgrad.tables import FAMILIES, Table, fewbit_table
 from slimgrad.tables.functions import function_of, named
 from slimgrad.tables.question import Histogram
 
-_recipe = per_layout(kernels.fusion)
+_treatment = per_layout(kernels.fusion)
 
 
 class FewBitFunction:
@@ -45,7 +45,7 @@ class FewBitFunction:
             return self._traced(x, inplace)
         if not (torch.is_grad_enabled() and x.requires_grad):
             return x.copy_(self.unit.f(x)) if inplace else self.unit.f(x)
-        found = _recipe(x, self.unit)
+        found = _treatment(x, self.unit)
         return _Fused.apply(x, found.layout, found.packer, inplace)  # type: ignore[no-any-return, no-untyped-call]
 
     def _traced(self, x: Tensor, inplace: bool) -> Tensor:

@@ -88,8 +88,9 @@ def apply(
     stages = stages_of(what, model)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise UnsupportedModelError(f"optimizer must be a torch.optim.Optimizer, found {type(optimizer).__name__}")
+    modules = dict(model.named_modules())
     for rules in stages.values():
-        check_against_model(rules, dict(model.named_modules()))
+        check_against_model(rules, modules)
     if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
         raise SpecError(f"min_bytes must be a number of bytes, 0 or more; found {min_bytes!r}")
     drop_inert_borders(model)
