@@ -234,6 +234,34 @@ def test_a_schedule_follows_the_optimizer_if_it_is_given() -> None:
     assert not optimizer._optimizer_step_post_hooks
 
 
+def test_a_later_stage_that_fits_nothing_is_refused_at_once() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))  # a first layer and a head, nothing between
+    run = sg.apply(model, sg.dropit(keep={0: 1.0, 2: 0.1}), min_bytes=0)
+    with pytest.raises(sg.RuleError, match="matches nothing that is kept for backward"):
+        model(torch.randn(64, 64))
+    assert not run.active
+
+
+def test_steps_count_on_between_blocks_and_what_is_outside_the_model_follows() -> None:
+    torch.manual_seed(0)
+    model, head = mlp(), nn.Linear(10, 10)
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.0)
+    run = sg.apply(model, sg.dropit(keep={0: 1.0, 2: 0.1}, skip=()), optimizer=optimizer, min_bytes=0)
+    x = torch.randn(256, 32)
+    grads = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        with run:
+            loss = head(model(x)).square().mean()
+        loss.backward()
+        grads.append([layer.weight.grad.clone() for layer in (model[2], head)])
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(grads[0], grads[1], strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(grads[0], grads[3], strict=True))
+    run.remove()
+    assert not optimizer._optimizer_step_post_hooks
+
+
 def dropped_at(model: nn.Module, recipe: sg.DropIT, batch: Tensor) -> dict[str, str]:
     run = sg.apply(model, recipe, min_bytes=0)
     for _ in range(2):
@@ -341,6 +369,7 @@ def test_second_order_gradients_are_refused() -> None:
         ({"keep": 1.5}, "keep must be a number above 0 and at most 1, found 1.5"),
         ({"keep": {5: 0.1}}, "a schedule maps steps to parts, from step 0 on"),
         ({"rest": "quant"}, "rest must be a codec such as"),
+        ({"skip": (3,)}, r"skip must name layers, or be 'first' or 'head'; found \(3,\)"),
         ({"scope": "channel"}, "scope must be one of tensor, sample, row"),
         ({"values": 4}, "values must be 'same' or 8, found 4"),
         ({"select": "smallest"}, "select must be one of largest, random, channels"),

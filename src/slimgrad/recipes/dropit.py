@@ -66,6 +66,10 @@ class DropIT(Recipe):
     def __post_init__(self) -> None:
         if self.rest is not None and not isinstance(self.rest, Codec):
             raise SpecError(f"dropit: rest must be a codec such as Quant(bits=4), found {self.rest!r}")
+        if not all(isinstance(entry, str) for entry in self.skip):
+            raise SpecError(
+                f"dropit: skip must name layers, or be {' or '.join(map(repr, SKIPPED))}; found {self.skip!r}"
+            )
         schedule = self._schedule()
         if not schedule or min(schedule) != 0 or any(type(step) is not int or step < 0 for step in schedule):
             raise SpecError(

@@ -22,7 +22,7 @@ from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, innermost_hook
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.ledger import Audit, Fused
 from slimgrad.runtime.lesson import Lesson, Owners, lesson, owners_of
-from slimgrad.runtime.orders import Structure, seal_held, structure
+from slimgrad.runtime.orders import Structure, chosen, seal_held, structure
 from slimgrad.runtime.outside import Outside
 from slimgrad.runtime.stages import Stages
 from slimgrad.runtime.swaps import Stock, Swaps
@@ -102,8 +102,12 @@ class Gate:
         self._root_handles = (before, after)
         self.stages.attach()
 
-    def detach(self) -> None:
+    def remove(self) -> None:
+        """Detach for good: steps are counted no more either."""
         self.stages.detach()
+        self.detach()
+
+    def detach(self) -> None:
         self.swaps.take_out()
         with self._lock:
             for handle in (*self._root_handles, *(h for pair in self._handles.values() for h in pair)):
@@ -208,7 +212,7 @@ class Gate:
             if known is None or known.is_stock:
                 known = self._learn(opening.key, frame, output, opening.owners, pack=True)
         except Exception:
-            self.detach()  # a rule was refused: nothing is packed, and the model is as it was
+            self.remove()  # a rule was refused: nothing is packed, and the model is as it was
             raise
         self._hook_borders(known.borders)
         audit = Audit(frame, known, opening.owners, opening.allocated, self._fused(opening.key, frame))
@@ -227,6 +231,8 @@ class Gate:
         learnt = lesson(frame, roots, owners, self.modules, {})
         if frame.stock:
             self.stock[key] = self.swaps.learn(learnt, self.min_bytes)
+        for rules in self.stages.to_come:  # refused now, not in the middle of a training
+            chosen(learnt, rules, self.modules, all_here=self._all_here, followed=self.swaps.rules)
         found = self._decided(learnt, is_stock=frame.stock and bool(self.swaps))
         if pack:
             seal_held(frame, learnt, found)
@@ -235,13 +241,18 @@ class Gate:
         self.lessons[key] = self.lessons.get(key, 0) + 1
         return found
 
+    @property
+    def _all_here(self) -> bool:
+        """Whether no site can be outside the model."""
+        return self.outside.frame is None
+
     def _decided(self, learnt: Lesson, *, is_stock: bool) -> Structure:
         return structure(
             learnt,
             self.rules,
             self.modules,
             min_bytes=self.min_bytes,
-            all_here=self.outside.frame is None,
+            all_here=self._all_here,
             followed=self.swaps.rules,
             swapped=self.swaps.paths,
             is_stock=is_stock,
@@ -250,6 +261,7 @@ class Gate:
     def _follow(self, rules: Rules) -> None:
         """Other rules from now on: decide again by what is known, so that no forward holds all there is once more."""
         self.rules = rules
+        self.outside.follow(rules)
         self.audits.clear()
         for key, known in self.structures.items():
             self.structures[key] = self._decided(self.taught[key], is_stock=known.is_stock)
@@ -322,6 +334,7 @@ class Gate:
 
     def _forget(self, key: Any) -> None:
         self.structures.pop(key, None)
+        self.taught.pop(key, None)
         self.audits = {place: audit for place, audit in self.audits.items() if place[0] != key}
 
     def _surprised(self, key: Any, surprises: list[str]) -> None:

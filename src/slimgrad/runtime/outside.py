@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from slimgrad.rules import Rule
 from slimgrad.runtime.frame import Frame, WorkFrame
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.runtime.lesson import lesson, owners_of
+from slimgrad.runtime.lesson import Lesson, lesson, owners_of
 from slimgrad.runtime.orders import Structure, seal_held, structure
 from slimgrad.runtime.watch import WatchFrame
 from slimgrad.spec import OUTSIDE
@@ -44,6 +44,7 @@ class Outside:
         self._rules = tuple(rules)
         self._min_bytes = min_bytes
         self._threads = threading.local()
+        self._taught: Lesson | None = None
         self._learnt: Structure | None = None
 
     @property
@@ -90,9 +91,18 @@ class Outside:
     def _learn(self, frame: WatchFrame, roots: list[Any]) -> None:
         if not frame.records:
             return
-        found = lesson(frame, roots, owners_of(self._model, ()), {}, {})
-        self._learnt = structure(found, self._outside_rules(), {}, min_bytes=self._min_bytes, all_here=False)
-        seal_held(frame, found, self._learnt)
+        self._taught = lesson(frame, roots, owners_of(self._model, ()), {}, {})
+        self._learnt = self._decided(self._taught)
+        seal_held(frame, self._taught, self._learnt)
+
+    def follow(self, rules: Sequence[Rule]) -> None:
+        """Other rules from the next block on."""
+        self._rules = tuple(rules)
+        if self._taught is not None:
+            self._learnt = self._decided(self._taught)
+
+    def _decided(self, taught: Lesson) -> Structure:
+        return structure(taught, self._outside_rules(), {}, min_bytes=self._min_bytes, all_here=False)
 
     def _outside_rules(self) -> tuple[Rule, ...]:
         """Rules by class or path belong to modules; only these can speak of what is outside."""

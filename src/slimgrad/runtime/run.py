@@ -46,7 +46,7 @@ class Run:
 
     def remove(self) -> None:
         """Undo `apply` exactly. Backward through forwards already done still works."""
-        self._gate.detach()
+        self._gate.remove()
 
     def __enter__(self) -> Run:
         if not self._gate.attached:
@@ -58,7 +58,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._gate.outside.end(failed=kind is not None)
-        self.remove()
+        self._gate.detach()  # the optimizer may step after the block: its steps count on
 
     def __repr__(self) -> str:
         state = "active" if self.active else "removed"

@@ -33,6 +33,11 @@ class Stages:
         """Of the step that is next."""
         return next(rules for step, rules in reversed(self._rules.items()) if step <= self.step)
 
+    @property
+    def to_come(self) -> list[Rules]:
+        """Of later steps."""
+        return [rules for step, rules in self._rules.items() if step > self.step]
+
     def begin_forward(self) -> Rules:
         """The rules of the forward that begins."""
         found = self.rules
@@ -41,7 +46,7 @@ class Stages:
         return found
 
     def attach(self) -> None:
-        if self._optimizer is not None:
+        if self._optimizer is not None and self._handle is None:
             self._handle = self._optimizer.register_step_post_hook(self._count)
 
     def detach(self) -> None:
