@@ -1,7 +1,7 @@
 """The workloads that the benchmarks measure: stock architectures with random weights, nothing is downloaded.
 
-Each has its full size, for a GPU, and a small one that takes a CPU a few seconds. ResNet-50, VGG-16 and MobileNetV2 are
-those of torchvision, ViT-B/16 and ResMLP those of timm, the others those of transformers. Where torchvision or timm is
+Each has its full size, for a GPU, and a small one that takes a CPU a few seconds. ResNet-50, VGG-16, MobileNetV2 and
+the detectors are those of torchvision, ViT-B/16 and ResMLP those of timm, the others those of transformers. Where torchvision or timm is
 missing, the small size takes the architecture from transformers, or else the workload says what it lacks.
 
 What is built lies on torch's default device: `with torch.device("cuda"): workload.build(False)` initialises there.
@@ -30,15 +30,17 @@ class Built:
     """A model, one batch for it, and what its repeated blocks are."""
 
     model: nn.Module
-    batch: dict[str, Tensor]
+    batch: dict[str, Any]
     """The model's keyword arguments."""
     block: str
     """Class name of the repeated blocks: it stays the same over versions of a library while module paths change."""
     target: Tensor | None = None
-    """Classes for the cross entropy of a model that returns logits; None if its output carries the loss."""
+    """Classes for the cross entropy of a model that returns logits; None if its output carries the loss, or losses."""
 
     def loss(self, output: Any) -> Tensor:
-        return output.loss if self.target is None else F.cross_entropy(output, self.target)
+        if self.target is not None:
+            return F.cross_entropy(output, self.target)
+        return output.loss if hasattr(output, "loss") else torch.stack(list(output.values())).sum()
 
     def blocks(self) -> list[nn.Module]:
         """The repeated blocks, in order: what is checkpointed one by one, and what regional compilation compiles."""
@@ -178,6 +180,26 @@ def mobilenet_v2(small: bool) -> Built:
     return classifier(model, "InvertedResidual", *((2, 64) if small else (256, 224)))
 
 
+def detector(small: bool, name: str) -> Built:
+    """torchvision's, with a ResNet-50 and a feature pyramid, all layers trained; on pictures of noise with 8 boxes each."""
+    build = getattr(needed("torchvision").models.detection, name)
+    pictures, height, width = (1, 64, 96) if small else (8, 800, 1088)
+    corner = torch.rand(pictures, 8, 2) * torch.tensor([width / 2, height / 2])
+    size = 16 + torch.rand(pictures, 8, 2) * torch.tensor([width / 2 - 16, height / 2 - 16])
+    targets = [
+        {
+            "boxes": torch.cat([corner[number], corner[number] + size[number]], 1),
+            "labels": torch.randint(1, 91, (8,)),
+            "masks": torch.randint(0, 2, (8, height, width), dtype=torch.uint8),
+        }
+        for number in range(pictures)
+    ]
+    sizes = {"min_size": height, "max_size": width}
+    model = build(weights=None, weights_backbone=None, **sizes)
+    images = [torch.rand(3, height, width) for _ in range(pictures)]
+    return Built(model, {"images": images, "targets": targets}, "Bottleneck")
+
+
 WORKLOADS: dict[str, Workload] = {
     "resnet50": Workload("ResNet-50", "256x224²", resnet50),
     "vit_b16": Workload("ViT-B/16", "128x224²", vit_b16),
@@ -188,5 +210,9 @@ WORKLOADS: dict[str, Workload] = {
     "bert_128": Workload("BERT-base", "128x256", partial(bert, batch=128), small="small, twice the batch"),
     "vgg16": Workload("VGG-16", "128x224²", vgg16, bf16=False),
     "mobilenet_v2": Workload("MobileNetV2", "256x224²", mobilenet_v2, bf16=False),
+    "faster_rcnn": Workload(
+        "Faster R-CNN", "8x800x1088", partial(detector, name="fasterrcnn_resnet50_fpn"), bf16=False
+    ),
+    "mask_rcnn": Workload("Mask R-CNN", "8x800x1088", partial(detector, name="maskrcnn_resnet50_fpn"), bf16=False),
 }
 """By the name that is typed on the command line. BERT twice: the host sets the pace of 64 sequences, the GPU of 128."""

@@ -402,3 +402,31 @@ def test_recipes_print_as_typed_and_round_trip_through_json() -> None:
     assert sg.DropIT.from_json(recipe.to_json()) == recipe
     (rules,) = sg.dropit().stages(mlp()).values()
     assert all(Rule.from_json(rule.to_json()) == rule for rule in rules)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn"])
+def test_detectors_of_torchvision_train_and_keep_less(name: str) -> None:
+    """Steps have other numbers of boxes each, and layers that run on several levels of a pyramid."""
+    build = getattr(pytest.importorskip("torchvision").models.detection, name)
+    torch.manual_seed(0)
+    model = build(weights=None, weights_backbone=None, num_classes=5, min_size=192, max_size=256).cuda().train()
+    images = [torch.rand(3, 192, 256, device="cuda") for _ in range(2)]
+    box = torch.tensor([[10.0, 20, 100, 120], [60, 30, 200, 180]], device="cuda")
+    masks = torch.zeros(2, 192, 256, dtype=torch.uint8, device="cuda")
+    masks[:, 30:100, 60:100] = 1
+    targets = [{"boxes": box, "labels": torch.tensor([1, 3], device="cuda"), "masks": masks} for _ in images]
+    untouched = copy.deepcopy(model)
+    run = sg.apply(model, sg.dropit(keep=0.1), min_bytes=4096)
+    for seed in range(3):
+        losses = []
+        for each in (untouched, model):
+            torch.manual_seed(seed)
+            each.zero_grad()
+            each.load_state_dict(untouched.state_dict())
+            losses.append(each(images, targets))
+            sum(losses[-1].values()).backward()
+        assert all(torch.allclose(losses[0][key], losses[1][key], rtol=1e-3, atol=1e-5) for key in losses[0])
+        assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    report = run.report()
+    assert report.kept_after < 0.8 * report.kept_before

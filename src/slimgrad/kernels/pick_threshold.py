@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import picks
-from slimgrad.kernels.scatter import add_one
+from slimgrad.kernels.rows import ROW, between, count_marked, load_rows
 
 TILE = tl.constexpr(picks.TILE)
 SAMPLE = tl.constexpr(8192)
@@ -102,7 +102,7 @@ def _store_state(work_ptr, first, span, shift, wanted):
 
 
 @triton.jit
-def _narrow(work_ptr, sums_ptr, rows_ptr, programs, MOST: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr,
+def _narrow(work_ptr, sums_ptr, table_ptr, programs, MOST: tl.constexpr, BINS: tl.constexpr, FIRST: tl.constexpr,
             WIDTH: tl.constexpr):  # fmt: skip
     """The last program of a round narrows the window to the bin in which the threshold is, and adds up for each program
     how many elements above the threshold, and in this bin, lie before its span.
@@ -126,7 +126,7 @@ def _narrow(work_ptr, sums_ptr, rows_ptr, programs, MOST: tl.constexpr, BINS: tl
     _store_state(work_ptr, begin, end - begin, _shift_for(end - begin, BINS), wanted - above)
 
     program = tl.arange(0, MOST)
-    at_ptr = rows_ptr + program * BINS + found
+    at_ptr = table_ptr + program * BINS + found
     reach = tl.load(at_ptr, mask=program < programs, other=0, volatile=True)
     rest = tl.where(found < BINS - 1, programs, 0)  # nothing lies beyond the last bin
     beyond = tl.load(at_ptr + 1, mask=program < rest, other=0, volatile=True)
@@ -139,22 +139,20 @@ def _narrow(work_ptr, sums_ptr, rows_ptr, programs, MOST: tl.constexpr, BINS: tl
 
 
 @triton.jit
-def _count_part(bits, bins_ptr, first, span, shift, above, exists, MASKED: tl.constexpr, NATIVE: tl.constexpr):
+def _count_some(bits, exists, bins_ptr, first, span, shift):
     """Counts what lies in the window, and adds up what lies above it."""
     offset = magnitude_of(bits) - first
-    inside = offset.to(tl.uint32, bitcast=True) <= span.to(tl.uint32)
-    beyond = (span - offset).to(tl.uint32, bitcast=True) >> 31  # the sign bit: one instruction with the addition
-    if MASKED:
-        inside = inside & exists
-        beyond = tl.where(exists, beyond, 0)
-    add_one(bins_ptr + (offset >> shift), inside, NATIVE)
-    return above + tl.sum(tl.reshape(beyond, [beyond.shape[0] // 4, 4]), 1)  # of one thread: a register, not four
+    inside = (offset >= 0) & (offset <= span) & exists
+    tl.atomic_add(bins_ptr + (offset >> shift), 1, mask=inside, sem="relaxed")
+    return tl.sum(((offset > span) & exists).to(tl.int32), 0)
 
 
 @triton.jit
-def _load_part(x_ptr, at, PART: tl.constexpr):
-    """All of it exists."""
-    return tl.load(x_ptr + tl.multiple_of(at, PART) + tl.arange(0, PART))
+def _count_rows(rows, rows_ptr, bins_ptr, first, span, shift, NATIVE: tl.constexpr):
+    """The same of rows that are whole; how many lie above in each, as `between` counts them."""
+    inside, above = between(rows, first, first + span + 1, rows_ptr.dtype.element_ty == tl.int16)
+    count_marked(rows_ptr, inside, bins_ptr, first, shift, NATIVE)
+    return above
 
 
 @triton.jit(do_not_specialize=["n", "each", "programs"])
@@ -167,46 +165,57 @@ def round_kernel(
     MOST: tl.constexpr,
     ROUNDS: tl.constexpr,
     BINS: tl.constexpr,
-    PART: tl.constexpr,
     ROUND: tl.constexpr,
+    ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     first, span, shift = tl.load(work_ptr), tl.load(work_ptr + 1), tl.load(work_ptr + 2)
     if (ROUND == 0) | (span > 0):
         program = tl.program_id(0)
         sums_ptr = work_ptr + STATE + 2 * MOST + ROUND * COPIES * BINS
-        rows_ptr = work_ptr + STATE + 2 * MOST + ROUNDS * COPIES * BINS
-        row_ptr = rows_ptr + program * BINS
+        table_ptr = work_ptr + STATE + 2 * MOST + ROUNDS * COPIES * BINS
+        own_ptr = table_ptr + program * BINS
         number = tl.arange(0, BINS)
-        tl.store(row_ptr + number, tl.zeros([BINS], tl.int32))
+        tl.store(own_ptr + number, tl.zeros([BINS], tl.int32))
         tl.debug_barrier()
         begin = program.to(tl.int64) * each * TILE
         size = tl.minimum(n - begin, each * TILE).to(tl.int32)
-        whole = size // PART * PART
         x_ptr += begin
-        bins_ptr = row_ptr + 1 if ROUND == 0 else row_ptr
-        above = tl.zeros([PART // 4], tl.uint32)
-        exists = tl.arange(0, PART) < size - whole
-        if whole > 0:
-            at = whole * 0
-            ahead = _load_part(x_ptr, at, PART)
-            while at < whole:
-                bits = ahead
-                at += PART
-                ahead = _load_part(x_ptr, tl.minimum(at, whole - PART), PART)
-                above = _count_part(bits, bins_ptr, first, span, shift, above, exists, False, NATIVE)
-        if whole < size:
-            bits = tl.load(x_ptr + whole + tl.arange(0, PART), mask=exists, other=0)
-            above = _count_part(bits, bins_ptr, first, span, shift, above, exists, True, NATIVE)
+        bins_ptr = own_ptr + 1 if ROUND == 0 else own_ptr
+        SIZE: tl.constexpr = ROWS * ROW
+        PAIR: tl.constexpr = 2 * SIZE
+        at = size * 0
+        above = tl.zeros([ROWS], tl.int32)
+        if ALIGNED:
+            whole = size // PAIR * PAIR
+            if whole > 0:
+                row_ptr = x_ptr + tl.arange(0, ROWS) * ROW
+                ahead, after = load_rows(row_ptr), load_rows(row_ptr + SIZE)
+                while at < whole:
+                    rows, more = ahead, after
+                    here_ptr = row_ptr + at
+                    at += PAIR
+                    next_ptr = row_ptr + tl.multiple_of(tl.minimum(at, whole - PAIR), PAIR)
+                    ahead, after = load_rows(next_ptr), load_rows(next_ptr + SIZE)
+                    above += _count_rows(rows, here_ptr, bins_ptr, first, span, shift, NATIVE)
+                    above += _count_rows(more, here_ptr + SIZE, bins_ptr, first, span, shift, NATIVE)
+        rest = size * 0
+        cell = tl.arange(0, SIZE)
+        while at < size:
+            exists = at + cell < size
+            bits = tl.load(x_ptr + at + cell, mask=exists, other=0)
+            rest += _count_some(bits, exists, bins_ptr, first, span, shift)
+            at += SIZE
         tl.debug_barrier()
-        counted = tl.load(row_ptr + number, volatile=True)
+        counted = tl.load(own_ptr + number, volatile=True)
         if ROUND == 0:
-            counted += tl.where(number == BINS - 1, tl.sum(above.to(tl.int32), 0), 0)
+            counted += tl.where(number == BINS - 1, tl.sum((above & 0xFFFF) + (above >> 16), 0) + rest, 0)
         tl.debug_barrier()
-        tl.store(row_ptr + number, tl.cumsum(counted, 0, reverse=True))
+        tl.store(own_ptr + number, tl.cumsum(counted, 0, reverse=True))
         copy_ptr = sums_ptr + (program % COPIES) * BINS
         tl.atomic_add(copy_ptr + number, counted, mask=counted != 0, sem="relaxed")
         tl.debug_barrier()
         if tl.atomic_add(work_ptr + 4 + ROUND, 1, sem="acq_rel") == programs - 1:
             WIDTH: tl.constexpr = 15 if x_ptr.dtype.element_ty == tl.int16 else 31
-            _narrow(work_ptr, sums_ptr, rows_ptr, programs, MOST, BINS, ROUND == 0, WIDTH)
+            _narrow(work_ptr, sums_ptr, table_ptr, programs, MOST, BINS, ROUND == 0, WIDTH)

@@ -7,94 +7,22 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels.pick_threshold import STATE, TILE, magnitude_of
-from slimgrad.kernels.scatter import compact, scatter
+from slimgrad.kernels.rows import ROW, load_rows, marks_in, reaching, store_marked
+from slimgrad.kernels.scatter import scatter
+
+LANES = tl.constexpr(32)
+"""Of a warp."""
+DEPTH = tl.constexpr(4)
+"""Rows that a thread holds at once: their marks fill a word."""
 
 
 @triton.jit
-def _write_part(
-    bits, magnitude, bound, picked, slot, values_ptr, starts_ptr, marks_ptr, at, exists,
-    MASKED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    """Values and places of what is picked of a part, whose rows are what a thread holds.
-
-    `slot` is that of each element; or of each row, which `bound` is enough to write natively.
-    """
-    LANES: tl.constexpr = bits.shape[1]
-    ROWS: tl.constexpr = bits.shape[0]
-    cell = tl.arange(0, ROWS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    place = (at + cell) % BLOCK
-    if KIND == "WORDS":
-        marks_ptr = marks_ptr.to(tl.pointer_type(tl.int16))
-    if NATIVE:
-        first = slot
-        compact(values_ptr, marks_ptr, slot, bits, magnitude, bound, place, KIND)
-    else:
-        first = tl.min(slot, 1)
-        tl.store(values_ptr + slot, bits, mask=picked)
-        if KIND != "BITS":
-            tl.store(marks_ptr + slot, place.to(marks_ptr.dtype.element_ty), mask=picked)
-    row = at + tl.arange(0, ROWS) * LANES
-    begins = row % BLOCK == 0
-    if MASKED:
-        begins = begins & (tl.max(exists.to(tl.int32), 1) != 0)
-    tl.store(starts_ptr + row // BLOCK, first, mask=begins)
-    if KIND == "BITS":
-        bit = picked.to(tl.int32) << (cell % 8)
-        byte = tl.sum(tl.reshape(bit, [ROWS * LANES // 8, 8]), 1).to(tl.uint8)
-        tl.store(marks_ptr + at // 8 + tl.arange(0, ROWS * LANES // 8), byte)
-
-
-@triton.jit
-def _write_above(
-    bits, more, bound, done, values_ptr, starts_ptr, marks_ptr, at, left,
-    MASKED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr,
-):  # fmt: skip
-    """Picks all from `bound` on, of two parts that follow each other; how many are picked so far."""
-    LANES: tl.constexpr = bits.shape[1]
-    SIZE: tl.constexpr = bits.shape[0] * LANES
-    cell = tl.arange(0, bits.shape[0])[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    here, there = cell < left, cell + SIZE < left
-    magnitude, size = magnitude_of(bits), magnitude_of(more)
-    if MASKED:
-        magnitude = tl.where(here, magnitude, -1)
-        size = tl.where(there, size, -1)
-    picked, chosen = magnitude >= bound, size >= bound
-    counts, others = picked.to(tl.int32), chosen.to(tl.int32)
-    rows = tl.sum(counts, 1) + (tl.sum(others, 1) << 16)  # parts have 2**11 elements: one scan for both
-    before = tl.cumsum(rows, 0) - rows
-    total = tl.sum(rows, 0)
-    slot, spot = done + (before & 0xFFFF), done + (total & 0xFFFF) + (before >> 16)
-    if not NATIVE:
-        slot = slot[:, None] + tl.cumsum(counts, 1) - counts
-        spot = spot[:, None] + tl.cumsum(others, 1) - others
-    _write_part(
-        bits, magnitude, bound, picked, slot, values_ptr, starts_ptr, marks_ptr, at, here, MASKED, KIND, BLOCK, NATIVE
-    )
-    _write_part(
-        more,
-        size,
-        bound,
-        chosen,
-        spot,
-        values_ptr,
-        starts_ptr,
-        marks_ptr,
-        at + SIZE,
-        there,
-        MASKED,
-        KIND,
-        BLOCK,
-        NATIVE,
-    )
-    return done + (total & 0xFFFF) + (total >> 16)
-
-
-@triton.jit
-def _write_both(
+def _write_some(
     bits, first, span, wanted, above, equal, values_ptr, starts_ptr, marks_ptr, at, exists,
     KIND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Picks what lies above the threshold, and at it as many as are wanted; how many were met of either."""
+    ROWS: tl.constexpr = bits.shape[0]
     offset = magnitude_of(bits) - first
     is_above = (offset > span) & exists
     is_equal = (offset >= 0) & (offset <= span) & exists
@@ -105,10 +33,52 @@ def _write_both(
     equals = equal + (before >> 16)
     slot = above + (before & 0xFFFF) + tl.minimum(equals, wanted)
     picked = is_above | (is_equal & (equals < wanted))
-    _write_part(
-        bits, offset, first, picked, slot, values_ptr, starts_ptr, marks_ptr, at, exists, True, KIND, BLOCK, False
-    )
+    tl.store(values_ptr + slot, bits, mask=picked)
+    cell = tl.arange(0, ROWS)[:, None] * ROW + tl.arange(0, ROW)[None, :]
+    if KIND == "BITS":
+        byte = tl.sum(picked.to(tl.int32) << tl.arange(0, ROW)[None, :], 1)
+        tl.store(marks_ptr + at // ROW + tl.arange(0, ROWS), byte.to(tl.uint8))
+    else:
+        tl.store(marks_ptr + slot, ((at + cell) % BLOCK).to(marks_ptr.dtype.element_ty), mask=picked)
+    row = at + tl.arange(0, ROWS) * ROW
+    begins = (row % BLOCK == 0) & (tl.max(exists.to(tl.int32), 1) != 0)
+    tl.store(starts_ptr + row // BLOCK, tl.min(slot, 1), mask=begins)
     return above + (total & 0xFFFF), equal + (total >> 16)
+
+
+@triton.jit
+def _write_chunk(
+    x_ptr, bound, done, values_ptr, starts_ptr, marks_ptr, at,
+    ROWS: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """Picks all from `bound` on, of DEPTH rows for each thread; how many.
+
+    Each warp has rows that follow each other, so that only how many it picks in all must be known to the others.
+    """
+    HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.int16
+    WARPS: tl.constexpr = ROWS // LANES
+    number = tl.arange(0, ROWS)
+    cell = at + ((number // LANES) * (DEPTH * LANES) + number % LANES) * ROW
+    masks = tl.zeros([ROWS], tl.int32)
+    for depth in tl.static_range(DEPTH):
+        masks |= reaching(load_rows(x_ptr + cell + depth * LANES * ROW), bound, HALF) << (8 * depth)
+    counts = tl.reshape(marks_in(masks), [WARPS, LANES])
+    # Bytes again: what the lanes before have is 31 * 8 at most. Whole warps have up to 256, so these sums have 16 bits.
+    before = tl.reshape(tl.cumsum(counts, 1) - counts, [ROWS])
+    even, odd = tl.sum(counts & 0x00FF00FF, 1), tl.sum((counts >> 8) & 0x00FF00FF, 1)
+    both = even + odd
+    own = (both & 0xFFFF) + (both >> 16)
+    slot = done + tl.cumsum(own, 0) - own
+    for depth in tl.static_range(DEPTH):
+        rows = cell + depth * LANES * ROW
+        first = tl.reshape(tl.broadcast_to(slot[:, None], [WARPS, LANES]), [ROWS]) + ((before >> (8 * depth)) & 0xFF)
+        mask = (masks >> (8 * depth)) & 0xFF
+        store_marked(x_ptr + rows, mask, first, rows % BLOCK, values_ptr, marks_ptr, KIND, NATIVE)
+        tl.store(starts_ptr + rows // BLOCK, first, mask=rows % BLOCK == 0)
+        if KIND == "BITS":
+            tl.store(marks_ptr + rows // ROW, mask.to(tl.uint8))
+        slot += ((even if depth % 2 == 0 else odd) >> (8 * (depth // 2 * 2))) & 0xFFFF
+    return tl.sum(own, 0)
 
 
 @triton.jit(do_not_specialize=["n", "each", "programs"])
@@ -124,15 +94,13 @@ def write_kernel(
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    ALIGNED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """Of the elements at the threshold the first ones are picked: all of them in some spans, none in those after, and
     only in one span both.
     """
     program = tl.program_id(0)
-    LANES: tl.constexpr = 8 if x_ptr.dtype.element_ty == tl.int16 else 4  # 16 bytes
-    SIZE: tl.constexpr = ROWS * LANES
-    PAIR: tl.constexpr = 2 * SIZE
     first, span, wanted = tl.load(work_ptr), tl.load(work_ptr + 1), tl.load(work_ptr + 3)
     above_ptr = work_ptr + STATE + program
     above, after_own = tl.load(above_ptr), tl.load(above_ptr + MOST)
@@ -145,46 +113,35 @@ def write_kernel(
     marks_ptr = places_ptr + (blocks.to(tl.int64) + 1) * 4
     if KIND == "BITS":
         marks_ptr += begin // 8
-    done = above + tl.minimum(equal, wanted)
-    cell = tl.arange(0, ROWS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    if KIND == "WORDS":
+        marks_ptr = marks_ptr.to(tl.pointer_type(tl.int16))
     at = size * 0
-    if (equal < wanted) & (wanted < after_own):
-        while at < size:
-            exists = at + cell < size
-            bits = tl.load(x_ptr + at + cell, mask=exists, other=0)
-            above, equal = _write_both(
-                bits, first, span, wanted, above, equal, values_ptr, starts_ptr, marks_ptr, at, exists,
-                KIND, BLOCK,
-            )  # fmt: skip
-            at += SIZE
-        done = above + wanted
-    else:
-        bound = tl.where(equal < wanted, first, first + span + 1)
-        whole = size // PAIR * PAIR
-        if whole > 0:
-            ahead, after = tl.load(x_ptr + cell), tl.load(x_ptr + SIZE + cell)
+    if ALIGNED:
+        if (equal >= wanted) | (wanted >= after_own):
+            bound = tl.where(equal < wanted, first, first + span + 1)
+            CHUNK: tl.constexpr = DEPTH * ROWS * ROW
+            whole = size // CHUNK * CHUNK
             while at < whole:
-                bits, more = ahead, after
-                next_ptr = x_ptr + tl.multiple_of(tl.minimum(at + PAIR, whole - PAIR), PAIR)
-                ahead, after = tl.load(next_ptr + cell), tl.load(next_ptr + SIZE + cell)
-                done = _write_above(
-                    bits, more, bound, done, values_ptr, starts_ptr, marks_ptr, at, PAIR, False, KIND, BLOCK, NATIVE
-                )
-                at += PAIR
-        if whole < size:
-            left = size - whole
-            bits = tl.load(x_ptr + whole + cell, mask=cell < left, other=0)
-            more = tl.load(x_ptr + whole + SIZE + cell, mask=cell + SIZE < left, other=0)
-            done = _write_above(
-                bits, more, bound, done, values_ptr, starts_ptr, marks_ptr, whole, left, True, KIND, BLOCK, NATIVE
-            )
-            at += PAIR
+                done = above + tl.minimum(equal, wanted)
+                above += _write_chunk(
+                    x_ptr, bound, done, values_ptr, starts_ptr, marks_ptr, tl.multiple_of(at, CHUNK), ROWS,
+                    KIND, BLOCK, NATIVE,
+                )  # fmt: skip
+                at += CHUNK
+    cell = tl.arange(0, ROWS)[:, None] * ROW + tl.arange(0, ROW)[None, :]
+    while at < size:
+        exists = at + cell < size
+        bits = tl.load(x_ptr + at + cell, mask=exists, other=0)
+        above, equal = _write_some(
+            bits, first, span, wanted, above, equal, values_ptr, starts_ptr, marks_ptr, at, exists, KIND, BLOCK
+        )
+        at += ROWS * ROW
     if program == programs - 1:
         if KIND == "BITS":  # what is left of the last tile
             rest = at // 8 + tl.arange(0, TILE // 8)
             end = (size + TILE - 1) // TILE * (TILE // 8)
             tl.store(marks_ptr + rest, tl.zeros([TILE // 8], tl.uint8), mask=rest < end)
-        tl.store(starts_ptr + blocks - begin // BLOCK, done)
+        tl.store(starts_ptr + blocks - begin // BLOCK, above + tl.minimum(equal, wanted))
 
 
 # --- putting back ---------------------------------------------------------------------------------------------------

@@ -31,8 +31,6 @@ class Tuning(NamedTuple):
 
     rounds: int
     bins: int
-    part: int
-    """Elements that a program counts at once: 32 bytes for each thread, so that enough of them are on their way."""
     programs: int
     """Per multiprocessor at most. When some end, others begin; but each has its bins to look after."""
     least_span: int
@@ -40,8 +38,8 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    2: Tuning(rounds=2, bins=512, part=4096, programs=16, least_span=16384),
-    4: Tuning(rounds=3, bins=2048, part=2048, programs=4, least_span=32768),
+    2: Tuning(rounds=2, bins=512, programs=16, least_span=16384),
+    4: Tuning(rounds=3, bins=2048, programs=4, least_span=32768),
 }
 """By the bytes of an element."""
 
@@ -66,36 +64,49 @@ def packer(layout: Layout, picks: Picks) -> Picker | None:
     return Picker(layout, picks) if layout.dtype in DTYPES and picks.k and picks.n < 2**31 else None
 
 
+class Finding(NamedTuple):
+    """The launches that pick, in their order."""
+
+    window: Launch
+    rounds: tuple[Launch, ...]
+    writing: Launch
+
+
 class Picker:
     """All launches for one layout."""
 
-    __slots__ = ("layout", "picks", "putting", "rounds", "window", "work", "writing")
+    __slots__ = ("findings", "layout", "picks", "putting", "work")
 
     def __init__(self, layout: Layout, picks: Picks) -> None:
-        n, size = picks.n, layout.dtype.itemsize
+        n, size, native = picks.n, layout.dtype.itemsize, is_native(layout.device)
         tuning = TUNING[size]
         tiles = math.ceil(n / TILE)
         most = min(tuning.programs * multiprocessors(layout.device), math.ceil(n / tuning.least_span))
         each = math.ceil(tiles / most)
         programs = math.ceil(tiles / each)
-        room, native = triton.next_power_of_2(programs), is_native(layout.device)
-        rows = (tuning.rounds * COPIES.value + programs) * tuning.bins
-        shared = (n, each, programs, room)
-        counted = (*shared, tuning.rounds, tuning.bins, tuning.part)
-        sampled = (n, picks.k, *_ranks(n, picks.k), room, tuning.rounds, tuning.bins, n <= SAMPLE.value)
+        room = triton.next_power_of_2(programs)
+        spans = (n, each, programs, room)
         kind, block = picks.kind.name, picks.kind.block
         reads: dict[str, Any] = {"reads": PATTERNS[size]}
         both = {**reads, "writes": PATTERNS[size], "num_warps": WARPS}
+
+        def finding(aligned: bool) -> Finding:
+            sample = (n, picks.k, *_ranks(n, picks.k), room, tuning.rounds, tuning.bins, n <= SAMPLE.value)
+            count = (round_kernel, programs, *spans, tuning.rounds, tuning.bins)
+            write = (write_kernel, programs, *spans, kind, block)
+            how = (32 * WARPS, aligned, native)
+            limit = {"num_warps": WARPS, "maxnreg": REGISTERS}
+            return Finding(
+                Launch(window_kernel, 1, *sample, **reads, num_warps=WINDOW_WARPS),
+                tuple(Launch(*count, number, *how, **reads, **limit) for number in range(tuning.rounds)),
+                Launch(*write, *how, **both, maxnreg=REGISTERS),
+            )
+
         self.layout = layout
         self.picks = picks
-        self.work = STATE.value + 2 * room + rows
-        self.window = Launch(window_kernel, 1, *sampled, **reads, num_warps=WINDOW_WARPS)
-        self.rounds = [
-            Launch(round_kernel, programs, *counted, number, native, **reads, num_warps=WARPS, maxnreg=REGISTERS)
-            for number in range(tuning.rounds)
-        ]
-        written = (*shared, kind, block, 32 * WARPS, native)
-        self.writing = Launch(write_kernel, programs, *written, **both, maxnreg=REGISTERS)
+        self.work = STATE.value + 2 * room + (tuning.rounds * COPIES.value + programs) * tuning.bins
+        self.findings = (finding(False), finding(True))
+        """For memory that begins anywhere, and for memory that can be read by 16 bytes."""
         if picks.kind is Kind.BITS:
             self.putting = Launch(put_bits_kernel, tiles, n, **both)
         else:
@@ -106,10 +117,11 @@ class Picker:
         places = torch.empty(picks.nbytes, dtype=torch.uint8, device=device)
         values = torch.empty(picks.k, dtype=self.layout.dtype, device=device)
         work = torch.empty(self.work, dtype=torch.int32, device=device)
-        self.window(x, work)
-        for count in self.rounds:
+        finding = self.findings[x.data_ptr() % 16 == 0]
+        finding.window(x, work)
+        for count in finding.rounds:
             count(x, work)
-        self.writing(x, values, work, places)
+        finding.writing(x, values, work, places)
         return values, places
 
     def put_back(self, values: Tensor, places: Tensor) -> Tensor:
