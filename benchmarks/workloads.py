@@ -1,8 +1,9 @@
 """The workloads that the benchmarks measure: stock architectures with random weights, nothing is downloaded.
 
 Each has its full size, for a GPU, and a small one that takes a CPU a few seconds. ResNet-50, VGG-16, MobileNetV2 and
-the detectors are those of torchvision, ViT-B/16 and ResMLP those of timm, the others those of transformers. Where torchvision or timm is
-missing, the small size takes the architecture from transformers, or else the workload says what it lacks.
+the detectors are those of torchvision, ViT-B/16 and ResMLP those of timm, the others those of transformers. Where
+torchvision or timm is missing, the small size takes the architecture from transformers, or else the workload says what
+it lacks.
 
 What is built lies on torch's default device: `with torch.device("cuda"): workload.build(False)` initialises there.
 """
@@ -181,7 +182,7 @@ def mobilenet_v2(small: bool) -> Built:
 
 
 def detector(small: bool, name: str) -> Built:
-    """torchvision's, with a ResNet-50 and a feature pyramid, all layers trained; on pictures of noise with 8 boxes each."""
+    """torchvision's, with a ResNet-50 and a feature pyramid, all layers trained; on pictures of noise with 8 boxes."""
     build = getattr(needed("torchvision").models.detection, name)
     pictures, height, width = (1, 64, 96) if small else (8, 800, 1088)
     corner = torch.rand(pictures, 8, 2) * torch.tensor([width / 2, height / 2])
@@ -202,6 +203,7 @@ def detector(small: bool, name: str) -> Built:
 
 WORKLOADS: dict[str, Workload] = {
     "resnet50": Workload("ResNet-50", "256x224²", resnet50),
+    "resnet50_fp32": Workload("ResNet-50", "256x224²", resnet50, bf16=False),
     "vit_b16": Workload("ViT-B/16", "128x224²", vit_b16),
     "resmlp": Workload("ResMLP-S24", "256x224²", resmlp),
     "gpt2": Workload("GPT-2 medium", "8x1024", gpt2),

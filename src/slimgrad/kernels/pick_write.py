@@ -117,17 +117,25 @@ def write_kernel(
         marks_ptr = marks_ptr.to(tl.pointer_type(tl.int16))
     at = size * 0
     if ALIGNED:
-        if (equal >= wanted) | (wanted >= after_own):
-            bound = tl.where(equal < wanted, first, first + span + 1)
-            CHUNK: tl.constexpr = DEPTH * ROWS * ROW
-            whole = size // CHUNK * CHUNK
-            while at < whole:
-                done = above + tl.minimum(equal, wanted)
-                above += _write_chunk(
-                    x_ptr, bound, done, values_ptr, starts_ptr, marks_ptr, tl.multiple_of(at, CHUNK), ROWS,
-                    KIND, BLOCK, NATIVE,
-                )  # fmt: skip
-                at += CHUNK
+        CHUNK: tl.constexpr = DEPTH * ROWS * ROW
+        bound = tl.where(equal < wanted, first, first + span + 1)
+        whole = tl.where((equal < wanted) & (wanted < after_own), 0, size // CHUNK * CHUNK)
+        while at < whole:
+            done = above + tl.minimum(equal, wanted)
+            above += _write_chunk(
+                x_ptr,
+                bound,
+                done,
+                values_ptr,
+                starts_ptr,
+                marks_ptr,
+                tl.multiple_of(at, CHUNK),
+                ROWS,
+                KIND,
+                BLOCK,
+                NATIVE,
+            )
+            at += CHUNK
     cell = tl.arange(0, ROWS)[:, None] * ROW + tl.arange(0, ROW)[None, :]
     while at < size:
         exists = at + cell < size

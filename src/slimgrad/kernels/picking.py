@@ -16,12 +16,15 @@ from slimgrad.kernels.geometry import PATTERNS, Layout, check_dense
 from slimgrad.kernels.halves import is_native
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.pick_threshold import COPIES, SAMPLE, STATE, round_kernel, window_kernel
-from slimgrad.kernels.pick_write import put_bits_kernel, put_kernel, write_kernel
+from slimgrad.kernels.pick_write import DEPTH, put_bits_kernel, put_kernel, write_kernel
 from slimgrad.kernels.picks import TILE, Kind, Picks, check_picks
+from slimgrad.kernels.rows import ROW
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIGMAS = 6.0
-WARPS, WINDOW_WARPS = 8, 16
+WARPS, WINDOW_WARPS = 8, 4
+CHUNK = 32 * WARPS * ROW.value * DEPTH.value // TILE
+"""Tiles that are written at once: programs have multiples of them, because what is left over takes longer."""
 REGISTERS = 64
 """For each thread, so that a multiprocessor has room for 4 programs; with fewer, they spill."""
 
@@ -32,14 +35,14 @@ class Tuning(NamedTuple):
     rounds: int
     bins: int
     programs: int
-    """Per multiprocessor at most. When some end, others begin; but each has its bins to look after."""
+    """Per multiprocessor at most. Writing wants many, so that some begin when others end; counting wants few."""
     least_span: int
     """Elements that a program has at least, lest all rows together take more than a sixteenth of the tensor."""
 
 
 TUNING = {
-    2: Tuning(rounds=2, bins=512, programs=16, least_span=16384),
-    4: Tuning(rounds=3, bins=2048, programs=4, least_span=32768),
+    2: Tuning(rounds=2, bins=512, programs=24, least_span=16384),
+    4: Tuning(rounds=3, bins=2048, programs=3, least_span=32768),
 }
 """By the bytes of an element."""
 
@@ -82,24 +85,25 @@ class Picker:
         tuning = TUNING[size]
         tiles = math.ceil(n / TILE)
         most = min(tuning.programs * multiprocessors(layout.device), math.ceil(n / tuning.least_span))
-        each = math.ceil(tiles / most)
+        each = math.ceil(tiles / most / CHUNK) * CHUNK
         programs = math.ceil(tiles / each)
         room = triton.next_power_of_2(programs)
         spans = (n, each, programs, room)
         kind, block = picks.kind.name, picks.kind.block
         reads: dict[str, Any] = {"reads": PATTERNS[size]}
         both = {**reads, "writes": PATTERNS[size], "num_warps": WARPS}
+        counting = {**reads, "num_warps": WARPS, "maxnreg": REGISTERS}
 
         def finding(aligned: bool) -> Finding:
             sample = (n, picks.k, *_ranks(n, picks.k), room, tuning.rounds, tuning.bins, n <= SAMPLE.value)
-            count = (round_kernel, programs, *spans, tuning.rounds, tuning.bins)
-            write = (write_kernel, programs, *spans, kind, block)
+            count = (*spans, tuning.rounds, tuning.bins)
             how = (32 * WARPS, aligned, native)
-            limit = {"num_warps": WARPS, "maxnreg": REGISTERS}
             return Finding(
                 Launch(window_kernel, 1, *sample, **reads, num_warps=WINDOW_WARPS),
-                tuple(Launch(*count, number, *how, **reads, **limit) for number in range(tuning.rounds)),
-                Launch(*write, *how, **both, maxnreg=REGISTERS),
+                tuple(
+                    Launch(round_kernel, programs, *count, number, *how, **counting) for number in range(tuning.rounds)
+                ),
+                Launch(write_kernel, programs, *spans, kind, block, *how, **both, maxnreg=REGISTERS),
             )
 
         self.layout = layout

@@ -1,4 +1,4 @@
-"""Stores and additions to scattered addresses, from the registers in which the values are.
+"""Stores to scattered addresses, from the registers in which the values are.
 
 Triton arranges elements anew for a store to addresses it knows nothing of, by way of shared memory and barriers, which
 takes longer than the store itself. Instructions written out are left where they are. Elsewhere (the interpreter, other
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
 
 STORE_16 = tl.constexpr(
     "{ .reg .pred p; .reg .b16 v; setp.ne.s32 p, $3, 0; cvt.u16.u32 v, $2; @p st.global.b16 [$1], v; mov.b32 $0, 0; }"
