@@ -8,7 +8,7 @@ import triton.language as tl
 
 from slimgrad.kernels.pick_threshold import STATE, TILE, magnitude_of
 from slimgrad.kernels.rows import ROW, load_rows, marks_in, reaching, store_marked
-from slimgrad.kernels.scatter import scatter
+from slimgrad.kernels.scatter import put_tile
 
 LANES = tl.constexpr(32)
 """Of a warp."""
@@ -174,35 +174,40 @@ def put_bits_kernel(values_ptr, out_ptr, places_ptr, n):
 
 @triton.jit(do_not_specialize=["n"])
 def put_kernel(values_ptr, out_ptr, places_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr):
-    """Zeros first; then, when all of these are there, the values over them."""
     tile = tl.program_id(0)
     blocks = (n + BLOCK - 1) // BLOCK
-    starts_ptr = places_ptr.to(tl.pointer_type(tl.int32))
+    EACH: tl.constexpr = TILE // BLOCK
+    first_ptr = places_ptr.to(tl.pointer_type(tl.int32)) + tile * EACH
     marks_ptr = places_ptr + (blocks.to(tl.int64) + 1) * 4
+    if KIND == "WORDS":
+        marks_ptr = marks_ptr.to(tl.pointer_type(tl.int16))
+    first = tile.to(tl.int64) * TILE
+    out_ptr += first
+    if NATIVE:
+        if n - first >= TILE:
+            put_tile(values_ptr, marks_ptr, first_ptr, out_ptr, KIND, BLOCK)
+        else:
+            _put_some(values_ptr, marks_ptr, first_ptr, out_ptr, blocks - tile * EACH, n - first, BLOCK)
+    else:
+        _put_some(values_ptr, marks_ptr, first_ptr, out_ptr, blocks - tile * EACH, n - first, BLOCK)
+
+
+@triton.jit
+def _put_some(values_ptr, marks_ptr, first_ptr, out_ptr, blocks, size, BLOCK: tl.constexpr):
+    """Zeros first, of a tile with so many blocks and elements at most; when all of these are there, the values."""
     EACH: tl.constexpr = TILE // BLOCK
     SLOTS: tl.constexpr = 1024 // EACH
     inner = tl.arange(0, EACH)
-    exists = tile * EACH + inner < blocks
-    start = tl.load(starts_ptr + tile * EACH + inner, mask=exists, other=0)
-    count = tl.load(starts_ptr + tile * EACH + inner + 1, mask=exists, other=0) - start
+    start = tl.load(first_ptr + inner, mask=inner < blocks, other=0)
+    count = tl.load(first_ptr + inner + 1, mask=inner < blocks, other=0) - start
     cell = tl.arange(0, TILE)
-    first = tile.to(tl.int64) * TILE
-    out_ptr += first
-    zeros = tl.zeros([TILE], out_ptr.dtype.element_ty)
-    if n - first >= TILE:
-        tl.store(out_ptr + cell, zeros)
-    else:
-        tl.store(out_ptr + cell, zeros, mask=cell < n - first)
+    tl.store(out_ptr + cell, tl.zeros([TILE], out_ptr.dtype.element_ty), mask=cell < size)
     tl.debug_barrier()
-    done = tile * 0
+    done = tl.max(count, 0) * 0
     while done < tl.max(count, 0):
         number = done + tl.arange(0, SLOTS)[None, :]
         there = number < count[:, None]
         slot = start[:, None] + number
-        value = tl.load(values_ptr + slot, mask=there, other=0)
-        if KIND == "BYTES":
-            inside = tl.load(marks_ptr + slot, mask=there, other=0).to(tl.int32)
-        else:
-            inside = tl.load(marks_ptr.to(tl.pointer_type(tl.int16)) + slot, mask=there, other=0).to(tl.int32)
-        scatter(out_ptr + inner[:, None] * BLOCK + inside, value, there, NATIVE)
+        place = tl.load(marks_ptr + slot, mask=there, other=0).to(tl.int32)
+        tl.store(out_ptr + inner[:, None] * BLOCK + place, tl.load(values_ptr + slot, mask=there, other=0), mask=there)
         done += SLOTS

@@ -27,6 +27,8 @@ CHUNK = 32 * WARPS * ROW.value * DEPTH.value // TILE
 """Tiles that are written at once: programs have multiples of them, because what is left over takes longer."""
 REGISTERS = 64
 """For each thread, so that a multiprocessor has room for 4 programs; with fewer, they spill."""
+PUT_REGISTERS = 32
+"""Room for 8. Only what puts back the last tile spills."""
 
 
 class Tuning(NamedTuple):
@@ -114,7 +116,7 @@ class Picker:
         if picks.kind is Kind.BITS:
             self.putting = Launch(put_bits_kernel, tiles, n, **both)
         else:
-            self.putting = Launch(put_kernel, tiles, n, kind, block, native, **both)
+            self.putting = Launch(put_kernel, tiles, n, kind, block, native, **both, maxnreg=PUT_REGISTERS)
 
     def pick(self, x: Tensor) -> tuple[Tensor, Tensor]:
         picks, device = self.picks, self.layout.device

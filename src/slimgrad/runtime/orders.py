@@ -26,10 +26,6 @@ site takes 40-80 us of host time, in which an H200 moves 150-300 MB: less than t
 BERT-base the weights of attention are below, 48 sites with less than 1 % of the bytes."""
 
 
-RECAST = 2
-"""Of weights only a cast is left to do, so that half as many bytes are worth it."""
-
-
 def least_bytes(device: torch.device, min_bytes: int | None) -> int:
     """What a storage on that device must have at least to be packed."""
     return MIN_BYTES.get(device.type, MIN_BYTES["cuda"]) if min_bytes is None else min_bytes
@@ -195,8 +191,6 @@ def _why_kept(storage: Storage, parts: Mapping[int, Part], lesson: Lesson, min_b
     if not storage.counted:
         return f"it is a {storage.kind}"
     least = least_bytes(lesson.records[storage.savers[0]].device, min_bytes)
-    if min_bytes is None and storage.kind == "weight copy":
-        least //= RECAST
     if storage.bytes < least:
         return f"it is smaller than {least} bytes, not worth the time"
     holding = [sites[saver] for saver in keepers(storage, parts)]
