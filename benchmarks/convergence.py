@@ -2,6 +2,7 @@
 
     python benchmarks/convergence.py                                   # the small ViT and ResNet-18 of accuracy.py
     python benchmarks/convergence.py --tasks vit --configs "dropit(keep=0.5)" --seeds 0 1 --plot out/convergence.png
+    python benchmarks/convergence.py --render one.json other.json --plot out/convergence.png     # trains nothing
     python benchmarks/convergence.py --quick                           # a few steps: does it run?
 
 All configurations of a seed begin with the same weights and see the same batches and dropout draws.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -203,24 +205,36 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write losses and noise here")
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--render", type=Path, nargs="+", metavar="JSON", help="tell and draw these, train nothing")
     return parser.parse_args(words)
 
 
 def main() -> None:
     args = arguments()
     check_configs(args.configs)
+    courses = [one for path in args.render for one in read(path)] if args.render else trained(args)
+    print(table(courses))
+    if args.plot:
+        plotted({(c.task, c.config, c.seed): c.losses for c in courses}, args.plot)
+
+
+def read(path: Path) -> list[Course]:
+    entries = json.loads(path.read_text())
+    return [Course(**{**one, "noises": tuple(Noise(**noise) for noise in one["noises"])}) for one in entries]
+
+
+def trained(args: argparse.Namespace) -> list[Course]:
+    """All that is asked for; written down after each, so that a run that is cut short leaves what it has."""
     places, device = Places(args.data, args.cache), torch.device(args.device)
     jobs = [(task, config, seed) for task in args.tasks for seed in args.seeds for config in (UNTOUCHED, *args.configs)]
-    courses = []
+    courses: list[Course] = []
     for task, config, seed in track(jobs, "trainings", console=Console(stderr=True)):
         recipe = replace(TASKS[task].recipe, **QUICK) if args.quick else TASKS[task].recipe
         recipe = replace(recipe, steps=args.steps or recipe.steps)
         at = Setting(task, recipe, places, device, tuple(args.configs), 2 if args.quick else PROBED_BATCHES)
         courses.append(course(at, config, seed))
-    print(table(courses))
-    written([asdict(each) for each in courses], args.json)
-    if args.plot:
-        plotted({(c.task, c.config, c.seed): c.losses for c in courses}, args.plot)
+        written([asdict(each) for each in courses], args.json)
+    return courses
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ def test_a_few_steps_are_trained_probed_told_and_drawn(tmp_path: Path) -> None:
     assert all(0 < one["bias"] < 1 and 0 < one["cosine"] < 1 for one in plain["noises"])
     assert "| resmlp | `dropit(keep=0.1)` |" in done.stdout
     assert (tmp_path / "courses.png").stat().st_size > 1000
+    words = [sys.executable, "benchmarks/convergence.py", "--render", str(tmp_path / "courses.json")]
+    assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout == done.stdout
 
 
 def test_variance_and_mean_are_those_of_the_gradients() -> None:
