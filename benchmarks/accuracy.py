@@ -6,6 +6,7 @@
     python benchmarks/accuracy.py --steps vit=2000 --scale 2      # all trainings twice as long, the ViT's 2000 steps
     python benchmarks/accuracy.py --prepare carry --tasks sst2 trec   # copy the files that these tasks read
     python benchmarks/accuracy.py --table one.json other.json     # the table of trainings done before
+    python benchmarks/accuracy.py --table one.json --curve "dropit(keep=*)" --plot out/keep.png
 
 Tasks: ResNet-18, a small ViT and a small ResMLP on CIFAR-10; MiniLM fine-tuned on SST-2 and on TREC; a character GPT on
 TinyShakespeare. Sizes and recipes stand in benchmarks/tasks/__init__.py. bf16 autocast on a GPU, single precision on a
@@ -47,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accuracy_plot import plotted
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tasks import TASKS, table
@@ -274,6 +276,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("out/accuracy.json"))
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
     parser.add_argument("--table", type=Path, nargs="+", metavar="JSON", help="only print the table of these files")
+    parser.add_argument("--curve", metavar="CONFIG", help="with --table: draw accuracy over the number at the star")
+    parser.add_argument("--plot", type=Path, default=Path("out/accuracy.png"), help="where --curve is drawn")
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="only copy the tasks' files there, and end")
     args = parser.parse_args(argv)
     args.steps = dict(args.steps)
@@ -287,7 +291,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prepare(args.prepare, args.tasks, places)
         return 0
     if args.table is not None:
-        print(table.markdown(table.in_order([entry for path in args.table for entry in read(path)])))
+        entries = table.in_order([entry for path in args.table for entry in read(path)])
+        print(table.markdown(entries))
+        if args.curve:
+            print(f"\n{plotted(table.rows_of(entries), args.curve, args.plot)}")
         return 0
     check_configs(args.configs)
     jobs, skipped = planned(args, places)

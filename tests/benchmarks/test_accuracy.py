@@ -15,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))  # a script sees the modules beside it
 
 import accuracy
+from accuracy_plot import setting
 from tasks import TASKS, table
 from tasks.base import Places
 from tasks.characters import CONTEXT, Characters
@@ -266,3 +267,19 @@ def test_the_rate_rises_and_falls_to_zero() -> None:
     rates = [schedule(step, recipe) for step in range(100)]
     assert max(rates) == rates[9] == rates[10] == 1.0
     assert rates[0] == 0.1 and rates[-1] < 0.001
+
+
+def test_a_setting_is_read_where_the_star_is() -> None:
+    assert setting("dropit(keep=0.05)", "dropit(keep=*)") == 0.05
+    assert setting("dropit(keep=0.05, rest=quant(bits=4))", "dropit(keep=*)") is None
+    assert setting("quant(bits=4)", "dropit(keep=*)") is None
+
+
+def test_a_curve_is_drawn_of_trainings_done_before(data: Path) -> None:
+    pytest.importorskip("sklearn")
+    found, picture = data.parent / "found.json", data.parent / "curve.png"
+    accuracy.main([*options(data, "resmlp"), "--configs", "untouched", "quant(bits=4)", "quant(bits=8)"])
+    assert accuracy.main(["--table", str(found), "--curve", "quant(bits=*)", "--plot", str(picture)]) == 0
+    assert picture.stat().st_size > 1000
+    with pytest.raises(SystemExit, match=r"no task has two configurations like 'fewbit\(bits=\*\)'"):
+        accuracy.main(["--table", str(found), "--curve", "fewbit(bits=*)", "--plot", str(picture)])

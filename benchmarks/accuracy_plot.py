@@ -1,0 +1,53 @@
+"""Accuracy over one setting of a configuration, as differences to the untouched model, one line per task."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from tasks import TASKS
+from tasks.base import ACCURACY
+from tasks.table import Row
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def setting(config: str, pattern: str) -> float | None:
+    """The number that stands in `config` where `pattern` has a star; None if it is another configuration."""
+    before, _, after = pattern.partition("*")
+    found = re.fullmatch(f"{re.escape(before)}([0-9.]+){re.escape(after)}", config)
+    return None if found is None else float(found[1])
+
+
+def plotted(rows: Sequence[Row], pattern: str, path: Path) -> Path:
+    """Bars are two standard errors of the difference, paired by seed. Of tasks that are measured by accuracy, and have
+    more than one point.
+    """
+    points: dict[str, list[tuple[float, float, float]]] = {}
+    for row in rows:
+        task, at = TASKS[row.task], setting(row.config, pattern)
+        if task.metric is ACCURACY and at is not None and row.comparison is not None:
+            mean, error = row.comparison.mean * ACCURACY.scale, (row.comparison.error or 0.0) * ACCURACY.scale
+            points.setdefault(f"{task.model} on {row.source}", []).append((at, mean, 2 * error))
+    curves = {task: sorted(found) for task, found in points.items() if len(found) > 1}
+    if not curves:
+        raise SystemExit(f"--curve: no task has two configurations like {pattern!r} beside an untouched model")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color="#8A8A8A", linewidth=1, label="untouched")
+    for (task, found), colour in zip(curves.items(), COLOURS, strict=False):
+        at, means, errors = zip(*found, strict=True)
+        axes.errorbar(at, means, errors, color=colour, marker="o", capsize=3, linewidth=1.6, label=task)
+    axes.set_xscale("log")
+    ticks = sorted({at for found in curves.values() for at, _, _ in found})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel(f"* in {pattern}")
+    axes.set_ylabel("accuracy minus untouched, points, ± 2 s.e.")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path
