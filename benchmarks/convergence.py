@@ -9,7 +9,8 @@ All configurations of a seed begin with the same weights and see the same batche
 
 Noise: at some steps the untouched training halts, and two copies of the model take the gradients of the same further
 batches, one untouched (g), one under the configuration (h). All figures are squared norms over that of the mean g:
-`noise` is the variance of g over batches, `noise under` that of h, and `bias` what the mean of h is off. The paper
+`noise` is the variance of g over batches, `noise under` that of h, and `bias` what the mean of h is off; `cosine` is
+between the two means, `by weight` the mean of such cosines for single weights. The paper
 behind DropIT says that dropping lowers the noise; a bias is what it would cost.
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import os
 import statistics
 from collections.abc import Sequence
@@ -57,6 +59,8 @@ class Noise:
     bias: float
     cosine: float
     """Between the two mean gradients."""
+    by_weight: float = math.nan
+    """The mean of the cosines of single weights: what an optimizer sees that scales each one for itself."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,11 @@ def noise(model: nn.Module, at: Setting, config: str, step: int) -> Noise:
     g, h = plain.mean, treated.mean
     scale, cosine = float(g.square().sum()), float(torch.nn.functional.cosine_similarity(g, h, dim=0))
     off = float((h - g).square().sum())
-    return Noise(config, step, plain.variance / scale, treated.variance / scale, off / scale, cosine)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    pairs = zip(g.split(sizes), h.split(sizes), model.parameters(), strict=True)
+    each = [float(torch.nn.functional.cosine_similarity(a, b, dim=0)) for a, b, weight in pairs if weight.dim() > 1]
+    noises = (plain.variance / scale, treated.variance / scale)
+    return Noise(config, step, *noises, off / scale, cosine, statistics.fmean(each))
 
 
 class Sums:
@@ -174,11 +182,11 @@ def table(courses: Sequence[Course]) -> str:
             lines.append(f"| {task} | `{config}` | {statistics.mean(ends[config].values()):.4f} | {beside} |")
     lines += [
         "",
-        "| task | configuration | step | noise | noise under | bias | cosine |",
-        "|---|---|---|---|---|---|---|",
+        "| task | configuration | step | noise | noise under | bias | cosine | by weight |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for (task, config, step), group in grouped(courses).items():
-        fields = ("noise", "noise_under", "bias", "cosine")
+        fields = ("noise", "noise_under", "bias", "cosine", "by_weight")
         means = [statistics.mean(getattr(each, name) for each in group) for name in fields]
         lines.append(f"| {task} | `{config}` | {step} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
     return "\n".join(lines)

@@ -54,23 +54,30 @@ class Behind(nn.Module):
         return self.layer(x * 1.5)
 
 
-def sparsified(x: Tensor, keep: float) -> Tensor:
-    """The largest elements, found in another way: by a stable sort."""
+def sparsified(x: Tensor, keep: float, signs: bool = False) -> Tensor:
+    """The largest elements, found in another way: by a stable sort. With signs, the others as the mean of 1024."""
     flat = x.flatten()
     count = math.ceil(round(keep * flat.numel(), 6))
-    kept = flat.abs().sort(descending=True, stable=True).indices[:count]
-    return torch.zeros_like(flat).index_put_((kept,), flat[kept]).view(x.shape)
+    order = flat.abs().sort(descending=True, stable=True).indices
+    kept, others = order[:count], order[count:]
+    under = torch.zeros_like(flat)
+    for span in range(-(-flat.numel() // 1024)) if signs else ():
+        here = others[others // 1024 == span]
+        smaller = flat[here].abs()
+        under[here] = smaller[smaller < flat[kept].abs().min()].mean() * flat[here].sign()
+    return under.index_put_((kept,), flat[kept]).view(x.shape)
 
 
+@pytest.mark.parametrize("signs", [False, True], ids=["zeros", "signs"])
 @pytest.mark.parametrize("keep", [0.1, 0.4])
 @pytest.mark.parametrize(("build", "shape"), PRODUCTS.values(), ids=PRODUCTS.keys())
 def test_dw_sees_the_largest_elements_and_dx_all_of_them(
-    build: Callable[[], nn.Module], shape: tuple[int, ...], keep: float
+    build: Callable[[], nn.Module], shape: tuple[int, ...], keep: float, signs: bool
 ) -> None:
     torch.manual_seed(0)
     plain = Behind(build())
     treated = copy.deepcopy(plain)
-    run = sg.apply(treated, sg.dropit(keep=keep, skip=()), min_bytes=0)
+    run = sg.apply(treated, sg.dropit(keep=keep, skip=(), signs=signs), min_bytes=0)
     x = torch.randn(shape)
     circular = getattr(plain.layer, "padding_mode", "zeros") != "zeros"
     for _ in range(3):  # watched, counted, worked
@@ -88,9 +95,9 @@ def test_dw_sees_the_largest_elements_and_dx_all_of_them(
             padded = F.pad(x * 1.5, plain.layer._reversed_padding_repeated_twice, mode=plain.layer.padding_mode)
             alone = copy.deepcopy(plain.layer)
             alone.padding, alone.padding_mode = (0, 0), "zeros"
-            seen = sparsified(padded, keep)
+            seen = sparsified(padded, keep, signs)
         else:
-            alone, seen = copy.deepcopy(plain.layer), sparsified(x * 1.5, keep)
+            alone, seen = copy.deepcopy(plain.layer), sparsified(x * 1.5, keep, signs)
         alone.zero_grad()
         alone(seen).backward(dy)
         assert torch.allclose(treated.layer.weight.grad, alone.weight.grad, atol=1e-5, rtol=1e-4)
@@ -156,6 +163,8 @@ def test_to_keep_all_is_to_change_nothing(entry: Entry, device: torch.device) ->
         (TopK(keep=0.1), torch.bfloat16, 6.0),
         (TopK(keep=0.1), torch.float32, 7.5),
         (TopK(keep=0.1, values=8), torch.bfloat16, 8.5),
+        (TopK(keep=0.05, signs=True), torch.bfloat16, 6.7),
+        (TopK(keep=0.02, signs=True), torch.bfloat16, 9.8),
     ],
     ids=str,
 )
@@ -373,6 +382,8 @@ def test_second_order_gradients_are_refused() -> None:
         ({"scope": "channel"}, "scope must be one of tensor, sample, row"),
         ({"values": 4}, "values must be 'same' or 8, found 4"),
         ({"select": "smallest"}, "select must be one of largest, random, channels"),
+        ({"signs": 1}, "signs must be True or False, found 1"),
+        ({"signs": True, "scope": "row"}, "signs go with the largest elements of a whole tensor"),
         ({"layers": {"0": 2.0}}, "keep must be a number above 0 and at most 1, found 2.0"),
     ],
     ids=str,
@@ -383,8 +394,8 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, object], message: st
 
 
 def test_recipes_may_be_given_as_text() -> None:
-    text = "dropit(keep=0.2, skip=('head',), rest=quant(bits=4))"
-    assert recipe_from(text) == sg.dropit(keep=0.2, skip=("head",), rest=sg.Quant(bits=4))
+    text = "dropit(keep=0.2, skip=('head',), rest=quant(bits=4), signs=True)"
+    assert recipe_from(text) == sg.dropit(keep=0.2, skip=("head",), rest=sg.Quant(bits=4), signs=True)
     assert recipe_from("quant(bits=4)") is None
     assert any("keep=0.2" in repr(rule) for rule in sg.apply(mlp(), text).rules)
     for wrong, message in {

@@ -30,6 +30,7 @@ def test_a_few_steps_are_trained_probed_told_and_drawn(tmp_path: Path) -> None:
     assert plain["losses"][0] == dropped["losses"][0], "forward is exact"
     assert plain["noises"] and not dropped["noises"]
     assert all(0 < one["bias"] < 1 and 0 < one["cosine"] < 1 for one in plain["noises"])
+    assert all(0 < one["by_weight"] < 1 for one in plain["noises"])
     assert "| resmlp | `dropit(keep=0.1)` |" in done.stdout
     assert (tmp_path / "courses.png").stat().st_size > 1000
     words = [sys.executable, "benchmarks/convergence.py", "--render", str(tmp_path / "courses.json")]

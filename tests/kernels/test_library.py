@@ -26,6 +26,7 @@ def packed_groups(how: Groups) -> Tensor:
 
 
 TABLE = library.flat_buckets(buckets(3))
+PICKED = library.pick_largest(torch.randn(999), 99, True)
 FORMATS = [Groups(4, 128), Groups(3, 64, zeros=True), Groups(8, 1024, stochastic=True, seed=3)]
 
 CALLS = {
@@ -47,11 +48,10 @@ CALLS = {
         library.unpack_codes,
         (library.pack_codes(torch.randn(999), *TABLE), (27, 37), (1, 27), *TABLE, torch.float16),
     ),
-    "pick_largest": lambda: (library.pick_largest, (torch.randn(7, 200).t(), 140)),
-    "put_back": lambda: (
-        library.put_back,
-        (*library.pick_largest(torch.randn(999), 99), (27, 37), (1, 27)),
-    ),
+    "pick_largest": lambda: (library.pick_largest, (torch.randn(7, 200).t(), 140, False)),
+    "pick_largest, signed": lambda: (library.pick_largest, (torch.randn(7, 200).t(), 140, True)),
+    "put_back": lambda: (library.put_back, (*PICKED[:2], (27, 37), (1, 27), None)),
+    "put_back, signed": lambda: (library.put_back, (*PICKED[:2], (27, 37), (1, 27), PICKED[2])),
     "pack_window": lambda: (library.pack_window, (indices(), *POOL)),
     "unpack_window": lambda: (library.unpack_window, (library.pack_window(indices(), *POOL), *POOL)),
 }
@@ -72,6 +72,7 @@ CODECS: dict[str, tuple[Codec, Demand]] = {
     "quant with zeros": (sg.Quant(bits=3), Demand(need=Need.OPERAND, zeros=True)),
     "relu mask": (sg.Lossless(), Demand(need=Need.MASK, fn="relu")),
     "largest": (sg.TopK(keep=0.1), Demand(need=Need.OPERAND)),
+    "largest, and signs": (sg.TopK(keep=0.1, signs=True), Demand(need=Need.OPERAND)),
     "largest, 8 bits": (sg.TopK(keep=0.1, values=8), Demand(need=Need.OPERAND)),
 }
 

@@ -41,13 +41,23 @@ KINDS_OF_DATA = {
 
 
 def check(x: Tensor, picks: Picks, place: torch.device) -> None:
-    values, places = kernels.pick_largest(x, picks, force="torch")
+    values, places, *signs = kernels.pick_largest(x, picks, force="torch")
     found = kernels.pick_largest(x.to(place), picks, force="triton")
     assert same_bits(found[0].cpu(), values)
     assert torch.equal(found[1].cpu(), places)
+    if picks.signed:
+        check_signs(found[2].cpu(), signs[0], x.dtype, picks)
+        signs = [found[2].cpu()]  # whose means may differ in the last bit
     shape, stride = (x.numel(),), (1,)
-    back = kernels.put_back(*found, shape, stride, picks, force="triton")
-    assert same_bits(back.cpu(), kernels.put_back(values, places, shape, stride, picks, force="torch"))
+    back = kernels.put_back(*found[:2], shape, stride, picks, *found[2:], force="triton")
+    assert same_bits(back.cpu(), kernels.put_back(values, places, shape, stride, picks, *signs, force="torch"))
+
+
+def check_signs(found: Tensor, expected: Tensor, dtype: torch.dtype, picks: Picks) -> None:
+    """Bits are equal; means are sums in another order."""
+    assert torch.equal(found[: picks.means_at], expected[: picks.means_at])
+    means = [signs[picks.means_at :].view(dtype).float() for signs in (found, expected)]
+    assert torch.allclose(*means, rtol=1e-5 if dtype.itemsize > 2 else 1e-2, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -63,6 +73,21 @@ def test_the_same_places_are_written_for_every_size_and_kind(place: torch.device
     for dtype in (torch.bfloat16, torch.float32):
         for k in sorted({0, min(1, n), n // 10, n}):
             check(normal(n, dtype), Picks(n, k, kind), place)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("make", KINDS_OF_DATA.values(), ids=KINDS_OF_DATA.keys())
+def test_signs_and_means_are_the_same_whatever_the_data(place: torch.device, make, dtype: torch.dtype) -> None:
+    for part in (0.01, 0.1, 0.6):
+        check(make(LARGE, dtype), Picks.of(LARGE, int(part * LARGE), signed=True), place)
+
+
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("n", [1, 7, 1023, 1025, 4095, 4096, 4097, 9000])
+def test_signs_are_written_for_every_size_and_kind(place: torch.device, n: int, kind: Kind) -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        for k in sorted({1, max(1, n // 10), n}):
+            check(normal(n, dtype), Picks(n, k, kind, signed=True), place)
 
 
 def test_memory_that_begins_at_an_odd_place_is_read_rightly(place: torch.device) -> None:

@@ -29,14 +29,17 @@ class TopK(Codec):
     """The part `keep` of all elements: ceil(keep * n) of n, in all, of each sample or of each row.
 
     A sample is what the first dimension counts, a row what the last one holds. `values=8` holds what is kept in 8 bits
-    instead of the tensor's own dtype. `select` is for studies: "random" elements, scaled so that sums are right on
-    average, or whole "channels" (those with the largest norm; the second dimension of 4 or more, else the last).
+    instead of the tensor's own dtype. `signs=True` keeps a bit of every other element too: it is put back with its sign
+    and the mean magnitude of its neighbours, instead of as zero. `select` is for studies: "random" elements, scaled so
+    that sums are right on average, or whole "channels" (those with the largest norm; the second dimension of 4 or more,
+    else the last).
     """
 
     keep: float = 0.1
     scope: Literal["tensor", "sample", "row"] = "tensor"
     values: Literal["same", 8] = SAME
     select: Literal["largest", "random", "channels"] = "largest"
+    signs: bool = False
 
     elementwise: ClassVar[bool] = False
 
@@ -51,6 +54,12 @@ class TopK(Codec):
             raise SpecError(f"TopK: select must be one of {', '.join(selection.SELECTIONS)}; found {self.select!r}")
         if self.select == "channels" and self.scope != "tensor":
             raise SpecError("TopK: channels are selected for the whole tensor; leave scope as it is")
+        if not isinstance(self.signs, bool):
+            raise SpecError(f"TopK: signs must be True or False, found {self.signs!r}")
+        if self.signs and (self.scope, self.select) != ("tensor", "largest"):
+            raise SpecError(
+                "TopK: signs are kept where the largest of a whole tensor are; leave scope and select as they are"
+            )
         # Where all elements compete, shape and strides do not matter.
         object.__setattr__(self, "elementwise", self.scope == "tensor" and self.select != "channels")
 
@@ -71,11 +80,11 @@ class TopK(Codec):
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         picks = self.picks(shape)
         held = picks.k * dtype.itemsize if self.values == SAME else GROUPS.nbytes(picks.k)
-        return held + picks.nbytes
+        return held + picks.nbytes + picks.sign_bytes(dtype.itemsize)
 
     def picks(self, shape: Sequence[int]) -> Picks:
         """How many elements are kept of a tensor of this shape, and how their places are written."""
-        return Picks.of(math.prod(shape), selection.count(shape, self.keep, self.scope, self.select))
+        return Picks.of(math.prod(shape), selection.count(shape, self.keep, self.scope, self.select), self.signs)
 
 
 class Selected(NamedTuple):
@@ -105,12 +114,12 @@ class Coarse(NamedTuple):
     picker: Any
     groups: kernels.Packer
 
-    def pick(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        values, places = self.picker.pick(x)
-        return self.groups.pack(values), places
+    def pick(self, x: Tensor) -> tuple[Tensor, ...]:
+        values, *others = self.picker.pick(x)
+        return self.groups.pack(values), *others
 
-    def put_back(self, values: Tensor, places: Tensor) -> Tensor:
-        return self.picker.put_back(self.groups.unpack(values), places)  # type: ignore[no-any-return]
+    def put_back(self, values: Tensor, *others: Tensor) -> Tensor:
+        return self.picker.put_back(self.groups.unpack(values), *others)  # type: ignore[no-any-return]
 
 
 @per_layout

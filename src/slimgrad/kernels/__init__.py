@@ -154,10 +154,13 @@ def gated_backward(
     return twin("gated", a.device, force).gated_backward(a, b, dy, function)  # type: ignore[no-any-return]
 
 
-def pick_largest(x: Tensor, picks: Picks, *, force: Backend | None = None) -> tuple[Tensor, Tensor]:
-    """The elements of a dense tensor that are largest in magnitude, in memory order, and their places: see picks.py."""
+def pick_largest(x: Tensor, picks: Picks, *, force: Backend | None = None) -> tuple[Tensor, ...]:
+    """The elements of a dense tensor that are largest in magnitude, in memory order, and their places; and the signs of
+    the others, if the picks are signed: see picks.py.
+    """
     if is_compiling():
-        return library.pick_largest(x, picks.k)  # type: ignore[no-any-return]
+        values, places, signs = library.pick_largest(x, picks.k, picks.signed)
+        return (values, places, signs) if picks.signed else (values, places)
     return twin("picking", x.device, force).pick_largest(x, picks)  # type: ignore[no-any-return]
 
 
@@ -167,13 +170,14 @@ def put_back(
     shape: Sequence[int],
     stride: Sequence[int],
     picks: Picks,
+    signs: Tensor | None = None,
     *,
     force: Backend | None = None,
 ) -> Tensor:
-    """A tensor of that dense layout with picked elements where they were, and zeros elsewhere."""
+    """A tensor of that dense layout with picked elements where they were; elsewhere zeros, or by the signs."""
     if is_compiling():
-        return library.put_back(values, places, shape, stride)  # type: ignore[no-any-return]
-    return twin("picking", values.device, force).put_back(values, places, shape, stride, picks)  # type: ignore[no-any-return]
+        return library.put_back(values, places, shape, stride, signs)  # type: ignore[no-any-return]
+    return twin("picking", values.device, force).put_back(values, places, shape, stride, picks, signs)  # type: ignore[no-any-return]
 
 
 def group_packer(layout: Layout, how: Groups) -> Packer:
@@ -212,7 +216,7 @@ def picker(layout: Layout, picks: Picks) -> Picker:
     """`pick_largest` and `put_back` for one layout."""
     return _launched("picking", layout, picks) or PickerByFunctions(
         lambda x: pick_largest(x, picks),
-        lambda values, places: put_back(values, places, layout.shape, layout.stride, picks),
+        lambda values, places, signs=None: put_back(values, places, layout.shape, layout.stride, picks, signs),
     )
 
 

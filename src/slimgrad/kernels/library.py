@@ -157,21 +157,27 @@ def _windows(*fields: Sequence[int]) -> Windows:
 
 
 @custom_op("slimgrad::pick_largest", mutates_args=())
-def pick_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return twin("picking", x.device, None).pick_largest(x, Picks.of(x.numel(), k))  # type: ignore[no-any-return]
+def pick_largest(x: Tensor, k: int, signed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The signs are empty if they are not asked for: an op returns as many tensors whatever its arguments are."""
+    found = twin("picking", x.device, None).pick_largest(x, Picks.of(x.numel(), k, signed))
+    return found if signed else (*found, x.new_empty(0, dtype=torch.uint8))
 
 
 @pick_largest.register_fake
-def _(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(k), x.new_empty(Picks.of(x.numel(), k).nbytes, dtype=torch.uint8)
+def _(x: Tensor, k: int, signed: bool) -> tuple[Tensor, Tensor, Tensor]:
+    picks = Picks.of(x.numel(), k, signed)
+    places, signs = picks.nbytes, picks.sign_bytes(x.itemsize)
+    return x.new_empty(k), x.new_empty(places, dtype=torch.uint8), x.new_empty(signs, dtype=torch.uint8)
 
 
 @custom_op("slimgrad::put_back", mutates_args=())
-def put_back(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-    picks = Picks.of(math.prod(shape), values.numel())
-    return twin("picking", values.device, None).put_back(values, places, shape, stride, picks)  # type: ignore[no-any-return]
+def put_back(
+    values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int], signs: Tensor | None
+) -> Tensor:
+    picks = Picks.of(math.prod(shape), values.numel(), signs is not None)
+    return twin("picking", values.device, None).put_back(values, places, shape, stride, picks, signs)  # type: ignore[no-any-return]
 
 
 @put_back.register_fake
-def _(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+def _(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int], signs: Tensor | None) -> Tensor:
     return values.new_empty_strided(shape, stride)

@@ -39,15 +39,18 @@ class FusionByFunctions(NamedTuple):
 
 
 class Picker(Protocol):
-    """Picks the largest elements of dense tensors of one layout, and puts them back. It checks nothing."""
+    """Picks the largest elements of dense tensors of one layout, and puts them back. It checks nothing.
 
-    def pick(self, x: Tensor, /) -> tuple[Tensor, Tensor]: ...
+    Values, places and, if the picks are signed, signs.
+    """
 
-    def put_back(self, values: Tensor, places: Tensor, /) -> Tensor: ...
+    def pick(self, x: Tensor, /) -> tuple[Tensor, ...]: ...
+
+    def put_back(self, values: Tensor, places: Tensor, signs: Tensor | None = None, /) -> Tensor: ...
 
 
 class PickerByFunctions(NamedTuple):
     """A picker of two functions."""
 
-    pick: Callable[[Tensor], tuple[Tensor, Tensor]]
-    put_back: Callable[[Tensor, Tensor], Tensor]
+    pick: Callable[[Tensor], tuple[Tensor, ...]]
+    put_back: Callable[..., Tensor]

@@ -9,6 +9,7 @@ import triton.language as tl
 from slimgrad.kernels.pick_threshold import STATE, TILE, magnitude_of
 from slimgrad.kernels.rows import ROW, load_rows, marks_in, reaching, store_marked
 from slimgrad.kernels.scatter import put_tile
+from slimgrad.kernels.signs import signed_means
 
 LANES = tl.constexpr(32)
 """Of a warp."""
@@ -156,7 +157,7 @@ def write_kernel(
 
 
 @triton.jit(do_not_specialize=["n"])
-def put_bits_kernel(values_ptr, out_ptr, places_ptr, n):
+def put_bits_kernel(values_ptr, out_ptr, places_ptr, signs_ptr, n, SIGNED: tl.constexpr):
     tile = tl.program_id(0)
     starts_ptr = places_ptr.to(tl.pointer_type(tl.int32))
     marks_ptr = places_ptr + ((n + TILE - 1) // TILE + 1).to(tl.int64) * 4 + tile.to(tl.int64) * (TILE // 8)
@@ -165,6 +166,8 @@ def put_bits_kernel(values_ptr, out_ptr, places_ptr, n):
     slot = tl.load(starts_ptr + tile) + tl.cumsum(bit, 0) - bit
     value = tl.load(values_ptr + slot, mask=bit != 0, other=0)
     cell = tl.arange(0, TILE)
+    if SIGNED:
+        value = tl.where(bit != 0, value, signed_means(signs_ptr, tile, n, cell, out_ptr.dtype.element_ty))
     first = tile.to(tl.int64) * TILE
     if n - first >= TILE:
         tl.store(out_ptr + first + cell, value)
@@ -173,7 +176,18 @@ def put_bits_kernel(values_ptr, out_ptr, places_ptr, n):
 
 
 @triton.jit(do_not_specialize=["n"])
-def put_kernel(values_ptr, out_ptr, places_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr, NATIVE: tl.constexpr):
+def put_kernel(
+    values_ptr,
+    out_ptr,
+    places_ptr,
+    signs_ptr,
+    n,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SIGNED: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Zeros, or what the signs say, and over them the values. `signs_ptr` is not read if it is not SIGNED."""
     tile = tl.program_id(0)
     blocks = (n + BLOCK - 1) // BLOCK
     EACH: tl.constexpr = TILE // BLOCK
@@ -185,23 +199,27 @@ def put_kernel(values_ptr, out_ptr, places_ptr, n, KIND: tl.constexpr, BLOCK: tl
     out_ptr += first
     if NATIVE:
         if n - first >= TILE:
-            put_tile(values_ptr, marks_ptr, first_ptr, out_ptr, KIND, BLOCK)
+            put_tile(values_ptr, marks_ptr, first_ptr, signs_ptr, out_ptr, tile, n, KIND, BLOCK, SIGNED)
         else:
-            _put_some(values_ptr, marks_ptr, first_ptr, out_ptr, blocks - tile * EACH, n - first, BLOCK)
+            _put_some(values_ptr, marks_ptr, first_ptr, signs_ptr, out_ptr, tile, n, BLOCK, SIGNED)
     else:
-        _put_some(values_ptr, marks_ptr, first_ptr, out_ptr, blocks - tile * EACH, n - first, BLOCK)
+        _put_some(values_ptr, marks_ptr, first_ptr, signs_ptr, out_ptr, tile, n, BLOCK, SIGNED)
 
 
 @triton.jit
-def _put_some(values_ptr, marks_ptr, first_ptr, out_ptr, blocks, size, BLOCK: tl.constexpr):
-    """Zeros first, of a tile with so many blocks and elements at most; when all of these are there, the values."""
+def _put_some(values_ptr, marks_ptr, first_ptr, signs_ptr, out_ptr, tile, n, BLOCK: tl.constexpr, SIGNED: tl.constexpr):
+    """All of a tile first, of which perhaps not all exists; when that is there, the values."""
     EACH: tl.constexpr = TILE // BLOCK
+    blocks = (n + BLOCK - 1) // BLOCK - tile * EACH
     SLOTS: tl.constexpr = 1024 // EACH
     inner = tl.arange(0, EACH)
     start = tl.load(first_ptr + inner, mask=inner < blocks, other=0)
     count = tl.load(first_ptr + inner + 1, mask=inner < blocks, other=0) - start
     cell = tl.arange(0, TILE)
-    tl.store(out_ptr + cell, tl.zeros([TILE], out_ptr.dtype.element_ty), mask=cell < size)
+    under = tl.zeros([TILE], out_ptr.dtype.element_ty)
+    if SIGNED:
+        under = signed_means(signs_ptr, tile, n, cell, out_ptr.dtype.element_ty)
+    tl.store(out_ptr + cell, under, mask=cell < n - tile.to(tl.int64) * TILE)
     tl.debug_barrier()
     done = tl.max(count, 0) * 0
     while done < tl.max(count, 0):

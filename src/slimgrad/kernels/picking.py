@@ -19,6 +19,7 @@ from slimgrad.kernels.pick_threshold import COPIES, SAMPLE, STATE, round_kernel,
 from slimgrad.kernels.pick_write import DEPTH, put_bits_kernel, put_kernel, write_kernel
 from slimgrad.kernels.picks import TILE, Kind, Picks, check_picks
 from slimgrad.kernels.rows import ROW
+from slimgrad.kernels.signs import NAMES, signs_kernel
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIGMAS = 6.0
@@ -27,8 +28,8 @@ CHUNK = 32 * WARPS * ROW.value * DEPTH.value // TILE
 """Tiles that are written at once: programs have multiples of them, because what is left over takes longer."""
 REGISTERS = 64
 """For each thread, so that a multiprocessor has room for 4 programs; with fewer, they spill."""
-PUT_REGISTERS = 32
-"""Room for 8. Only what puts back the last tile spills."""
+PUT_REGISTERS = {False: 32, True: 48}
+"""Room for 8, where only what puts back the last tile spills; and for 5 where signs are read."""
 
 
 class Tuning(NamedTuple):
@@ -49,19 +50,26 @@ TUNING = {
 """By the bytes of an element."""
 
 
-def pick_largest(x: Tensor, picks: Picks) -> tuple[Tensor, Tensor]:
+def pick_largest(x: Tensor, picks: Picks) -> tuple[Tensor, ...]:
     check_dense("pick_largest", x)
     made = packer(Layout(x.shape, x.stride(), x.dtype, x.device), picks)
     return reference_picks.pick_largest(x, picks) if made is None else made.pick(x)
 
 
-def put_back(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int], picks: Picks) -> Tensor:
-    check_picks(values, places, picks)
+def put_back(
+    values: Tensor,
+    places: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    picks: Picks,
+    signs: Tensor | None = None,
+) -> Tensor:
+    check_picks(values, places, picks, signs)
     layout = Layout(torch.Size(shape), tuple(stride), values.dtype, values.device)
     made = packer(layout, picks)
     if made is None:
-        return reference_picks.put_back(values, places, shape, stride, picks)
-    return made.put_back(values, places)
+        return reference_picks.put_back(values, places, shape, stride, picks, signs)
+    return made.put_back(values, places, signs)
 
 
 @lru_cache(maxsize=4096)
@@ -80,7 +88,7 @@ class Finding(NamedTuple):
 class Picker:
     """All launches for one layout."""
 
-    __slots__ = ("findings", "layout", "picks", "putting", "work")
+    __slots__ = ("findings", "layout", "picks", "putting", "signing", "work")
 
     def __init__(self, layout: Layout, picks: Picks) -> None:
         n, size, native = picks.n, layout.dtype.itemsize, is_native(layout.device)
@@ -113,12 +121,14 @@ class Picker:
         self.work = STATE.value + 2 * room + (tuning.rounds * COPIES.value + programs) * tuning.bins
         self.findings = (finding(False), finding(True))
         """For memory that begins anywhere, and for memory that can be read by 16 bytes."""
+        self.signing = Launch(signs_kernel, tiles, n, NAMES[layout.dtype], **reads, num_warps=WARPS)
         if picks.kind is Kind.BITS:
-            self.putting = Launch(put_bits_kernel, tiles, n, **both)
+            self.putting = Launch(put_bits_kernel, tiles, n, picks.signed, **both)
         else:
-            self.putting = Launch(put_kernel, tiles, n, kind, block, native, **both, maxnreg=PUT_REGISTERS)
+            how = (kind, block, picks.signed, native)
+            self.putting = Launch(put_kernel, tiles, n, *how, **both, maxnreg=PUT_REGISTERS[picks.signed])
 
-    def pick(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def pick(self, x: Tensor) -> tuple[Tensor, ...]:
         picks, device = self.picks, self.layout.device
         places = torch.empty(picks.nbytes, dtype=torch.uint8, device=device)
         values = torch.empty(picks.k, dtype=self.layout.dtype, device=device)
@@ -128,11 +138,15 @@ class Picker:
         for count in finding.rounds:
             count(x, work)
         finding.writing(x, values, work, places)
-        return values, places
+        if not picks.signed:
+            return values, places
+        signs = torch.empty(picks.sign_bytes(values.itemsize), dtype=torch.uint8, device=device)
+        self.signing(x, signs, work)
+        return values, places, signs
 
-    def put_back(self, values: Tensor, places: Tensor) -> Tensor:
+    def put_back(self, values: Tensor, places: Tensor, signs: Tensor | None = None) -> Tensor:
         out = self.layout.empty()
-        self.putting(values, out, places)
+        self.putting(values, out, places, places if signs is None else signs)
         return out
 
 

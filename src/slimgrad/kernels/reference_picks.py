@@ -10,17 +10,20 @@ from torch import Tensor
 
 from slimgrad.kernels import reference
 from slimgrad.kernels.geometry import PATTERNS, check_dense
-from slimgrad.kernels.picks import TILE, Kind, Picks, check_picks
+from slimgrad.kernels.picks import SPAN, TILE, Kind, Picks, check_picks
 from slimgrad.kernels.predicate import Interval
 
 NON_ZERO = Interval(0.0, 0.0, closed=True, outside=True, nan=True)
 
 
-def pick_largest(x: Tensor, picks: Picks) -> tuple[Tensor, Tensor]:
-    """The k elements of the dense tensor `x` that are largest in magnitude, in memory order, and their places."""
+def pick_largest(x: Tensor, picks: Picks) -> tuple[Tensor, ...]:
+    """The k elements of the dense tensor `x` that are largest in magnitude, in memory order, and their places; and the
+    signs of the others, if the picks are signed.
+    """
     check_dense("pick_largest", x)
     flat = x.detach().as_strided((x.numel(),), (1,))
-    return pick(flat, largest(flat[None], picks.k).flatten(), picks)
+    found = pick(flat, largest(flat[None], picks.k).flatten(), picks)
+    return (*found, signs_of(flat, found[0], picks)) if picks.signed else found
 
 
 def pick(flat: Tensor, picked: Tensor, picks: Picks) -> tuple[Tensor, Tensor]:
@@ -42,10 +45,47 @@ def pick(flat: Tensor, picked: Tensor, picks: Picks) -> tuple[Tensor, Tensor]:
     return flat[index], places
 
 
-def put_back(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int], picks: Picks) -> Tensor:
-    """A tensor of that dense layout with the picked elements where they were, and zeros elsewhere."""
-    check_picks(values, places, picks)
-    out = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device)
+def signs_of(flat: Tensor, values: Tensor, picks: Picks) -> Tensor:
+    """A bit for each element, and the mean magnitudes of those that are smaller than all values."""
+    sizes = magnitudes(flat)
+    least = magnitudes(values).amin() if picks.k else torch.iinfo(sizes.dtype).max
+    negative, other = padded((flat.signbit()) & (sizes > 0), picks), padded(sizes > 0, picks)
+    has_sign = negative.any(1, keepdim=True)
+    counted = padded(sizes < least, picks) & (has_sign | other)
+    size = torch.where(counted, padded(flat.abs(), picks), 0).to(torch.promote_types(flat.dtype, torch.float32))
+    means = size.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
+    signs = torch.empty(picks.sign_bytes(flat.itemsize), dtype=torch.uint8, device=flat.device)
+    signs[: picks.means_at] = reference.pack_bits(torch.where(has_sign, negative, other).flatten(), NON_ZERO)
+    signs[picks.means_at :].view(flat.dtype).copy_(torch.where(has_sign, means, -means).flatten())
+    return signs
+
+
+def padded(flat: Tensor, picks: Picks) -> Tensor:
+    """In rows of SPAN, zeros at the end."""
+    return torch.nn.functional.pad(flat, (0, picks.tiles * TILE - picks.n)).view(-1, SPAN)
+
+
+def backdrop(signs: Tensor, dtype: torch.dtype, picks: Picks) -> Tensor:
+    """Every element as the mean magnitude of its span, with its own sign or, where all are positive, as zero."""
+    bits = reference.unpack_bits(signs[: picks.means_at], picks.tiles * TILE, 1.0, 0.0, dtype).view(-1, SPAN)
+    means = signs[picks.means_at :].view(dtype)[:, None]
+    return torch.where(means.signbit(), bits * means.abs(), (1 - 2 * bits) * means).flatten()[: picks.n]
+
+
+def put_back(
+    values: Tensor,
+    places: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    picks: Picks,
+    signs: Tensor | None = None,
+) -> Tensor:
+    """A tensor of that dense layout with the picked elements where they were; elsewhere zeros, or by the signs."""
+    check_picks(values, places, picks, signs)
+    if signs is None:
+        out = torch.zeros(math.prod(shape), dtype=values.dtype, device=values.device)
+    else:
+        out = backdrop(signs, values.dtype, picks)
     out[where(places, picks)] = values
     return out.as_strided(tuple(shape), tuple(stride))
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import picks
+from slimgrad.kernels.signs import signed_words
 
 TILE = tl.constexpr(picks.TILE)
 AT_ONCE = 4
@@ -62,14 +63,20 @@ HALF_BYTES, FULL_BYTES = (
 )
 HALF_WORDS, FULL_WORDS = _spread(2, 2, THREADS.value), _spread(4, 2, THREADS.value)
 CLEAR = tl.constexpr("{ .reg .b32 z; mov.b32 z, 0; st.shared.v4.b32 [$1], {z, z, z, z}; mov.b32 $0, 0; }")
+FILL = tl.constexpr("st.shared.v4.b32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0;")
 COPY = tl.constexpr(
     "{ .reg .b32 a, b, c, d; ld.shared.v4.b32 {a, b, c, d}, [$1]; st.global.v4.b32 [$2], {a, b, c, d}; mov.b32 $0, 0; }"
 )
 
 
 @triton.jit
-def put_tile(values_ptr, marks_ptr, first_ptr, out_ptr, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    """Zeros, and over them the values of the blocks that begin at `first_ptr`: a whole tile. Needs all THREADS."""
+def put_tile(
+    values_ptr, marks_ptr, first_ptr, signs_ptr, out_ptr, tile_number, n,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, SIGNED: tl.constexpr,
+):  # fmt: skip
+    """Zeros, or what the signs say, and over them the values of the blocks that begin at `first_ptr`: a whole tile.
+    Needs all THREADS.
+    """
     WIDTH: tl.constexpr = 2 if out_ptr.dtype.element_ty == tl.int16 else 4
     EACH: tl.constexpr = THREADS * BLOCK // TILE  # threads of a block
     thread = tl.arange(0, THREADS)
@@ -80,8 +87,13 @@ def put_tile(values_ptr, marks_ptr, first_ptr, out_ptr, KIND: tl.constexpr, BLOC
         HALF_TILE if WIDTH == 2 else FULL_TILE, "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1
     )
     for number in tl.static_range(TILE * WIDTH // (THREADS * VECTOR)):
-        mine = tile + (number * THREADS + thread) * VECTOR
-        tl.inline_asm_elementwise(CLEAR, "=r,r", [mine], dtype=tl.int32, is_pure=False, pack=1)
+        vector = number * THREADS + thread
+        mine = tile + vector * VECTOR
+        if SIGNED:
+            a, b, c, d = signed_words(signs_ptr, tile_number, n, vector, WIDTH)
+            tl.inline_asm_elementwise(FILL, "=r,r,r,r,r,r", [mine, a, b, c, d], dtype=tl.int32, is_pure=False, pack=1)
+        else:
+            tl.inline_asm_elementwise(CLEAR, "=r,r", [mine], dtype=tl.int32, is_pure=False, pack=1)
     tl.debug_barrier()
     half: tl.constexpr = HALF_BYTES if KIND == "BYTES" else HALF_WORDS
     full: tl.constexpr = FULL_BYTES if KIND == "BYTES" else FULL_WORDS

@@ -62,6 +62,7 @@ class DropIT(Recipe):
     scope: Literal["tensor", "sample", "row"] = "tensor"
     values: Literal["same", 8] = "same"
     select: Literal["largest", "random", "channels"] = "largest"
+    signs: bool = False
 
     def __post_init__(self) -> None:
         if self.rest is not None and not isinstance(self.rest, Codec):
@@ -94,7 +95,7 @@ class DropIT(Recipe):
         return (*rules, Rule("*", Lossless()))
 
     def _codec(self, part: float) -> Codec:
-        codec = TopK(keep=part, scope=self.scope, values=self.values, select=self.select)
+        codec = TopK(keep=part, scope=self.scope, values=self.values, select=self.select, signs=self.signs)
         return Keep() if part == 1 else codec
 
     @staticmethod
@@ -130,6 +131,7 @@ def dropit(
     scope: Literal["tensor", "sample", "row"] = "tensor",
     values: Literal["same", 8] = "same",
     select: Literal["largest", "random", "channels"] = "largest",
+    signs: bool = False,
 ) -> DropIT:
     """Linear layers and convolutions keep the part `keep` of their inputs' elements, the largest ones.
 
@@ -147,4 +149,5 @@ def dropit(
         scope=scope,
         values=values,
         select=select,
+        signs=signs,
     )
