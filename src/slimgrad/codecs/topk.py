@@ -57,9 +57,7 @@ class TopK(Codec):
         if not isinstance(self.signs, bool):
             raise SpecError(f"TopK: signs must be True or False, found {self.signs!r}")
         if self.signs and (self.scope, self.select) != ("tensor", "largest"):
-            raise SpecError(
-                "TopK: signs are kept where the largest of a whole tensor are; leave scope and select as they are"
-            )
+            raise SpecError("TopK: signs go with the largest elements of a whole tensor; leave scope and select alone")
         # Where all elements compete, shape and strides do not matter.
         object.__setattr__(self, "elementwise", self.scope == "tensor" and self.select != "channels")
 
