@@ -78,7 +78,7 @@ def test_the_same_places_are_written_for_every_size_and_kind(place: torch.device
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("make", KINDS_OF_DATA.values(), ids=KINDS_OF_DATA.keys())
 def test_signs_and_means_are_the_same_whatever_the_data(place: torch.device, make, dtype: torch.dtype) -> None:
-    for part in (0.01, 0.1, 0.6):
+    for part in (0.1,) if INTERPRETED else (0.01, 0.1, 0.6):
         check(make(LARGE, dtype), Picks.of(LARGE, int(part * LARGE), signed=True), place)
 
 

@@ -83,12 +83,14 @@ class Finding(NamedTuple):
     window: Launch
     rounds: tuple[Launch, ...]
     writing: Launch
+    signing: Launch
+    """Only if the picks are signed."""
 
 
 class Picker:
     """All launches for one layout."""
 
-    __slots__ = ("findings", "layout", "picks", "putting", "signing", "work")
+    __slots__ = ("findings", "layout", "picks", "putting", "work")
 
     def __init__(self, layout: Layout, picks: Picks) -> None:
         n, size, native = picks.n, layout.dtype.itemsize, is_native(layout.device)
@@ -114,6 +116,7 @@ class Picker:
                     Launch(round_kernel, programs, *count, number, *how, **counting) for number in range(tuning.rounds)
                 ),
                 Launch(write_kernel, programs, *spans, kind, block, *how, **both, maxnreg=REGISTERS),
+                Launch(signs_kernel, math.ceil(tiles / CHUNK), n, 32 * WARPS, NAMES[layout.dtype], aligned, **counting),
             )
 
         self.layout = layout
@@ -121,7 +124,6 @@ class Picker:
         self.work = STATE.value + 2 * room + (tuning.rounds * COPIES.value + programs) * tuning.bins
         self.findings = (finding(False), finding(True))
         """For memory that begins anywhere, and for memory that can be read by 16 bytes."""
-        self.signing = Launch(signs_kernel, tiles, n, NAMES[layout.dtype], **reads, num_warps=WARPS)
         if picks.kind is Kind.BITS:
             self.putting = Launch(put_bits_kernel, tiles, n, picks.signed, **both)
         else:
@@ -141,7 +143,7 @@ class Picker:
         if not picks.signed:
             return values, places
         signs = torch.empty(picks.sign_bytes(values.itemsize), dtype=torch.uint8, device=device)
-        self.signing(x, signs, work)
+        finding.signing(x, signs, work)
         return values, places, signs
 
     def put_back(self, values: Tensor, places: Tensor, signs: Tensor | None = None) -> Tensor:

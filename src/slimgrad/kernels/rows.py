@@ -73,6 +73,22 @@ def reaching(rows, bound, HALF: tl.constexpr):
 
 
 @triton.jit
+def negative_in(rows, HALF: tl.constexpr):
+    """A bit for each element: its sign."""
+    WORDS: tl.constexpr = 4 if HALF else 8
+    mask = tl.zeros([rows[0].shape[0]], tl.uint32)
+    for number in tl.static_range(WORDS - 1, -1, -1):
+        mask = _shifted_in(mask, rows[number].to(tl.uint32, bitcast=True), HALF)
+    return mask.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def magnitude_in(rows, LANE: tl.constexpr, HALF: tl.constexpr):
+    """Of one element of each row, by its bits."""
+    return ((rows[LANE // 2] >> (LANE % 2 * 16)) & 0x7FFF) if HALF else (rows[LANE] & 0x7FFFFFFF)
+
+
+@triton.jit
 def between(rows, first, end, HALF: tl.constexpr):
     """A bit for each element, that of the first lowest: whether its magnitude is `first` at least and below `end`; and
     how many reach `end`, where those in the upper halves of words count 2**16.

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import picks
+from slimgrad.kernels.pick_threshold import magnitude_of
+from slimgrad.kernels.rows import ROW, load_rows, magnitude_in, marks_in, negative_in, reaching
 from slimgrad.kernels.tiles import float_of, rounded
 
 TILE = tl.constexpr(picks.TILE)
@@ -18,44 +20,104 @@ NAMES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: 
 @triton.jit
 def _by_span(x):
     """Sums of the spans of a tile: 8 elements of one thread first, then those of 128 threads."""
-    return tl.sum(tl.reshape(tl.sum(x, 1), [TILE // SPAN, SPAN // 8]), 1)
+    return tl.sum(tl.reshape(tl.sum(x, 1), [TILE // SPAN, SPAN // ROW]), 1)
 
 
 @triton.jit
 def _of_rows(x):
-    """What a span has, for each row of 8 elements of a tile."""
-    return tl.reshape(tl.broadcast_to(x[:, None], [TILE // SPAN, SPAN // 8]), [TILE // 8])[:, None]
+    """What a span has, for each row of a tile."""
+    return tl.reshape(tl.broadcast_to(x[:, None], [TILE // SPAN, SPAN // ROW]), [TILE // ROW])[:, None]
 
 
-@triton.jit(do_not_specialize=["n"])
-def signs_kernel(x_ptr, signs_ptr, work_ptr, n, DTYPE: tl.constexpr):
-    """Of one tile. `work` begins with the least magnitude that is picked."""
-    tile = tl.program_id(0)
-    cell = tl.arange(0, TILE // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
-    first = tile.to(tl.int64) * TILE
-    exists = cell < n - first
-    bits = tl.load(x_ptr + first + cell, mask=exists, other=0)
+@triton.jit
+def _size_of(magnitude, DTYPE: tl.constexpr):
+    """Magnitudes, given by their bits in int32, in float32."""
     if tl.float32 == DTYPE:
-        magnitude = bits & 0x7FFFFFFF
         size = float_of(magnitude)
+    elif tl.bfloat16 == DTYPE:
+        size = float_of(magnitude << 16)
     else:
-        magnitude = bits.to(tl.int32) & 0x7FFF
-        if tl.bfloat16 == DTYPE:
-            size = float_of(magnitude << 16)
-        else:
-            size = magnitude.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        size = magnitude.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return size
+
+
+@triton.jit
+def _bits_of_mean(total, count, has_sign, DTYPE: tl.constexpr, BITS: tl.constexpr):
+    mean = total / tl.maximum(count, 1).to(tl.float32)
+    return rounded(tl.where(has_sign, mean, -mean), DTYPE).to(BITS, bitcast=True)
+
+
+@triton.jit
+def _sign_tile(x_ptr, signs_ptr, means_ptr, least, size, DTYPE: tl.constexpr):
+    """Of one tile, of which so many elements exist."""
+    cell = tl.arange(0, TILE // ROW)[:, None] * ROW + tl.arange(0, ROW)[None, :]
+    exists = cell < size
+    bits = tl.load(x_ptr + cell, mask=exists, other=0)
+    magnitude = magnitude_of(bits)
     other = magnitude > 0
     negative = (bits < 0) & other
     has_sign = _by_span(negative.to(tl.int32)) > 0
     has_signs = _of_rows(has_sign)
-    byte = tl.sum(tl.where(has_signs, negative, other).to(tl.int32) << tl.arange(0, 8)[None, :], 1)
-    tl.store(signs_ptr + first // 8 + tl.arange(0, TILE // 8), byte.to(tl.uint8))
-    counted = (magnitude < tl.load(work_ptr)) & (has_signs | other) & exists
-    mean = _by_span(tl.where(counted, size, 0.0)) / tl.maximum(_by_span(counted.to(tl.int32)), 1).to(tl.float32)
-    means = rounded(tl.where(has_sign, mean, -mean), DTYPE).to(bits.dtype, bitcast=True)
+    byte = tl.sum(tl.where(has_signs, negative, other).to(tl.int32) << tl.arange(0, ROW)[None, :], 1)
+    tl.store(signs_ptr + tl.arange(0, TILE // ROW), byte.to(tl.uint8))
+    counted = (magnitude < least) & (has_signs | other) & exists
+    total, count = _by_span(tl.where(counted, _size_of(magnitude, DTYPE), 0.0)), _by_span(counted.to(tl.int32))
+    means = _bits_of_mean(total, count, has_sign, DTYPE, bits.dtype)
+    tl.store(means_ptr + tl.arange(0, TILE // SPAN), means)
+
+
+@triton.jit
+def _sign_chunk(x_ptr, signs_ptr, means_ptr, least, ROWS: tl.constexpr, DTYPE: tl.constexpr):
+    """Of four rows for each thread: a span for each warp, which needs no other."""
+    HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.int16
+    LANES: tl.constexpr = SPAN // (4 * ROW)
+    number = tl.arange(0, ROWS)
+    row = number // LANES * (4 * LANES) + number % LANES
+    negatives = tl.zeros([ROWS], tl.int32)
+    others, smalls, total = negatives, negatives, negatives.to(tl.float32)
+    one = tl.full([], 1, tl.int32)
+    for depth in tl.static_range(4):
+        words = load_rows(x_ptr + (row + depth * LANES) * ROW)
+        other, small = reaching(words, one, HALF), ~reaching(words, least, HALF) & 0xFF
+        negatives |= (negative_in(words, HALF) & other) << (8 * depth)
+        others |= other << (8 * depth)
+        smalls |= small << (8 * depth)
+        for lane in tl.static_range(ROW):
+            size = _size_of(magnitude_in(words, lane, HALF), DTYPE)
+            total += tl.where(((small >> lane) & 1) != 0, size, 0.0)
+    has_sign = tl.sum(tl.reshape((negatives != 0).to(tl.int32), [ROWS // LANES, LANES]), 1) > 0
+    has_signs = tl.reshape(tl.broadcast_to(has_sign[:, None], [ROWS // LANES, LANES]), [ROWS])
+    bits = tl.where(has_signs, negatives, others)
+    for depth in tl.static_range(4):
+        tl.store(signs_ptr + row + depth * LANES, ((bits >> (8 * depth)) & 0xFF).to(tl.uint8))
+    marks = marks_in(tl.where(has_signs, smalls, smalls & others))
+    marks = (marks & 0x00FF00FF) + ((marks >> 8) & 0x00FF00FF)
+    count = tl.sum(tl.reshape((marks & 0xFFFF) + (marks >> 16), [ROWS // LANES, LANES]), 1)
+    total = tl.sum(tl.reshape(total, [ROWS // LANES, LANES]), 1)
+    means = _bits_of_mean(total, count, has_sign, DTYPE, x_ptr.dtype.element_ty)
+    tl.store(means_ptr + tl.arange(0, ROWS // LANES), means)
+
+
+@triton.jit(do_not_specialize=["n"])
+def signs_kernel(x_ptr, signs_ptr, work_ptr, n, ROWS: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """`work` begins with the least magnitude that is picked."""
+    CHUNK: tl.constexpr = 4 * ROWS * ROW
+    least = tl.load(work_ptr)
+    first = tl.program_id(0).to(tl.int64) * CHUNK
     tiles = (n + TILE - 1) // TILE
-    means_ptr = (signs_ptr + tiles.to(tl.int64) * (TILE // 8)).to(tl.pointer_type(bits.dtype))
-    tl.store(means_ptr + tile * (TILE // SPAN) + tl.arange(0, TILE // SPAN), means)
+    means_ptr = (signs_ptr + tiles.to(tl.int64) * (TILE // ROW)).to(tl.pointer_type(x_ptr.dtype.element_ty))
+    x_ptr += first
+    signs_ptr += first // ROW
+    means_ptr += first // SPAN
+    size = tl.minimum(n - first, CHUNK).to(tl.int32)
+    at = size * 0
+    if ALIGNED:
+        while at + CHUNK <= size:  # once, or not at all
+            _sign_chunk(x_ptr, signs_ptr, means_ptr, least, ROWS, DTYPE)
+            at += CHUNK
+    while at < size:
+        _sign_tile(x_ptr + at, signs_ptr + at // ROW, means_ptr + at // SPAN, least, size - at, DTYPE)
+        at += TILE
 
 
 @triton.jit
