@@ -27,6 +27,7 @@ class Row:
     dtype: str
     elements: int
     keep: float
+    signs: bool
     places: str
     pick_us: float
     put_us: float
@@ -50,11 +51,13 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
             x = torch.randn(n, device=device).to(dtype)
             copy_us = seconds(x.clone, device, args.repeats) * 1e6
             for keep in args.keep:
-                yield measured(x, keep, copy_us, args.repeats)
+                yield measured(x, TopK(keep=keep), copy_us, args.repeats)
+            for keep in args.signs:
+                yield measured(x, TopK(keep=keep, signs=True), copy_us, args.repeats)
 
 
-def measured(x: Tensor, keep: float, copy_us: float, repeats: int) -> Row:
-    picks = TopK(keep=keep).picks(x.shape)
+def measured(x: Tensor, codec: TopK, copy_us: float, repeats: int) -> Row:
+    picks = codec.picks(x.shape)
     picker = kernels.picker(Layout.of(x), picks)
     held = picker.pick(x)
 
@@ -65,7 +68,8 @@ def measured(x: Tensor, keep: float, copy_us: float, repeats: int) -> Row:
     return Row(
         dtype=str(x.dtype).removeprefix("torch."),
         elements=x.numel(),
-        keep=keep,
+        keep=codec.keep,
+        signs=codec.signs,
         places=picks.kind.name,
         pick_us=seconds(lambda: picker.pick(x), x.device, repeats) * 1e6,
         put_us=seconds(lambda: picker.put_back(*held), x.device, repeats) * 1e6,
@@ -96,6 +100,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=count, default=None, help="elements; K, M and G are powers of 1024")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--keep", nargs="+", type=float, default=[0.1])
+    parser.add_argument("--signs", nargs="*", type=float, default=[0.05], help="parts with the signs of the others")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--json", type=Path, help="write the rows here too")
     args = parser.parse_args(words)
@@ -117,14 +122,15 @@ HEAD = (
     "temp",
     "its",
 )
-LINE = "{:9} {:>10} {:>5} {:>6} {:>8} {:>7} {:>8} {:>8} {:>6} {:>6} {:>6} {:>6}"
+LINE = "{:9} {:>10} {:>5} {:>11} {:>8} {:>7} {:>8} {:>8} {:>6} {:>6} {:>6} {:>6}"
 
 
 def shown(row: Row) -> str:
     times = [f"{us:.0f}" for us in (row.pick_us, row.put_us, row.topk_us, row.copy_us)]
     held = ["-" if part is None else f"{part:.3f}" for part in (row.temporaries, row.topk_temporaries)]
     ratios = (f"{row.speedup:.1f}x", f"{row.times_less:.2f}x")
-    return LINE.format(row.dtype, row.elements, row.keep, row.places, *times, *ratios, *held)
+    places = row.places + "+signs" * row.signs
+    return LINE.format(row.dtype, row.elements, row.keep, places, *times, *ratios, *held)
 
 
 def main() -> None:
