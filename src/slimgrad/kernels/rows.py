@@ -91,15 +91,15 @@ def magnitude_in(rows, LANE: tl.constexpr, HALF: tl.constexpr):
 @triton.jit
 def between(rows, first, end, HALF: tl.constexpr):
     """A bit for each element, that of the first lowest: whether its magnitude is `first` at least and below `end`; and
-    how many reach `end`, where those in the upper halves of words count 2**16.
+    how many reach `end`, where those in the upper halves of words count 2**16: so up to 16383 rows may be added up.
     """
     WORDS: tl.constexpr = 4 if HALF else 8
     first, end = _as_often(first, HALF), _as_often(end, HALF)
     mask = tl.zeros([rows[0].shape[0]], tl.uint32)
     beyond = tl.zeros([rows[0].shape[0]], tl.uint32)
     for number in tl.static_range(WORDS - 1, -1, -1):
-        over = _less(rows[number], end, HALF)
-        mask = _shifted_in(mask, _less(rows[number], first, HALF) & ~over, HALF)
+        inside, over = _less(rows[number], first, HALF), _less(rows[number], end, HALF)
+        mask = _shifted_in(mask, inside ^ (inside & over), HALF)  # and not; Triton 3.7 interprets no ~ of uint32
         beyond += ((over >> 15) & 0x00010001) if HALF else (over >> 31)
     return mask.to(tl.int32, bitcast=True), beyond.to(tl.int32, bitcast=True)
 
