@@ -56,11 +56,9 @@ def _spread(width: int, mark: int, step: int) -> tl.constexpr:
 
 
 THREADS = tl.constexpr(256)
+BLOCKS = picks.TILE // picks.Kind.BYTES.block
 HALF_TILE, FULL_TILE = _tile(2), _tile(4)
-HALF_BYTES, FULL_BYTES = (
-    _spread(2, 1, THREADS.value * 256 // picks.TILE),
-    _spread(4, 1, THREADS.value * 256 // picks.TILE),
-)
+HALF_BYTES, FULL_BYTES = _spread(2, 1, THREADS.value // BLOCKS), _spread(4, 1, THREADS.value // BLOCKS)
 HALF_WORDS, FULL_WORDS = _spread(2, 2, THREADS.value), _spread(4, 2, THREADS.value)
 CLEAR = tl.constexpr("{ .reg .b32 z; mov.b32 z, 0; st.shared.v4.b32 [$1], {z, z, z, z}; mov.b32 $0, 0; }")
 FILL = tl.constexpr("st.shared.v4.b32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0;")

@@ -18,6 +18,13 @@ NAMES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: 
 
 
 @triton.jit
+def _means(signs_ptr, n, DTYPE: tl.constexpr):
+    """Where they begin, behind the bits of n elements; as integers of this type."""
+    tiles = ((n + TILE - 1) // TILE).to(tl.int64)
+    return (signs_ptr + tiles * (TILE // ROW)).to(tl.pointer_type(DTYPE))
+
+
+@triton.jit
 def _by_span(x):
     """Sums of the spans of a tile: 8 elements of one thread first, then those of 128 threads."""
     return tl.sum(tl.reshape(tl.sum(x, 1), [TILE // SPAN, SPAN // ROW]), 1)
@@ -104,8 +111,7 @@ def signs_kernel(x_ptr, signs_ptr, work_ptr, n, ROWS: tl.constexpr, DTYPE: tl.co
     CHUNK: tl.constexpr = 4 * ROWS * ROW
     least = tl.load(work_ptr)
     first = tl.program_id(0).to(tl.int64) * CHUNK
-    tiles = (n + TILE - 1) // TILE
-    means_ptr = (signs_ptr + tiles.to(tl.int64) * (TILE // ROW)).to(tl.pointer_type(x_ptr.dtype.element_ty))
+    means_ptr = _means(signs_ptr, n, x_ptr.dtype.element_ty)
     x_ptr += first
     signs_ptr += first // ROW
     means_ptr += first // SPAN
@@ -123,11 +129,9 @@ def signs_kernel(x_ptr, signs_ptr, work_ptr, n, ROWS: tl.constexpr, DTYPE: tl.co
 @triton.jit
 def signed_means(signs_ptr, tile, n, cell, DTYPE: tl.constexpr):
     """What elements of a tile are if they are not picked, by their bits. The signs of all begin at `signs_ptr`."""
-    tiles = (n + TILE - 1) // TILE
-    means_ptr = (signs_ptr + tiles.to(tl.int64) * (TILE // 8)).to(tl.pointer_type(DTYPE))
-    mean = tl.load(means_ptr + tile * (TILE // SPAN) + cell // SPAN).to(tl.int32)
-    byte = tl.load(signs_ptr + tile.to(tl.int64) * (TILE // 8) + cell // 8).to(tl.int32)
-    bit = (byte >> (cell % 8)) & 1
+    mean = tl.load(_means(signs_ptr, n, DTYPE) + tile * (TILE // SPAN) + cell // SPAN).to(tl.int32)
+    byte = tl.load(signs_ptr + tile.to(tl.int64) * (TILE // ROW) + cell // ROW).to(tl.int32)
+    bit = (byte >> (cell % ROW)) & 1
     TOP: tl.constexpr = 15 if tl.int16 == DTYPE else 31
     MOST: tl.constexpr = 0x7FFF if tl.int16 == DTYPE else 0x7FFFFFFF
     return tl.where(mean < 0, tl.where(bit != 0, mean & MOST, 0), mean | (bit << TOP)).to(DTYPE)
@@ -149,10 +153,9 @@ def _word(mean, flags, WIDTH: tl.constexpr):
 def signed_words(signs_ptr, tile, n, vector, WIDTH: tl.constexpr):
     """The same for vectors of 16 bytes of a tile, as four words each."""
     EACH: tl.constexpr = 16 // WIDTH
-    tiles = (n + TILE - 1) // TILE
-    means_ptr = (signs_ptr + tiles.to(tl.int64) * (TILE // 8)).to(tl.pointer_type(tl.int16 if WIDTH == 2 else tl.int32))
+    means_ptr = _means(signs_ptr, n, tl.int16 if WIDTH == 2 else tl.int32)
     mean = tl.load(means_ptr + tile * (TILE // SPAN) + vector * EACH // SPAN).to(tl.int32)
-    bits = tl.load(signs_ptr + tile.to(tl.int64) * (TILE // 8) + vector * EACH // 8).to(tl.int32)
+    bits = tl.load(signs_ptr + tile.to(tl.int64) * (TILE // ROW) + vector * EACH // ROW).to(tl.int32)
     if WIDTH == 2:
         a = _word(mean, (bits & 1) << 15 | (bits & 2) << 30, WIDTH)
         b = _word(mean, (bits & 4) << 13 | (bits & 8) << 28, WIDTH)
