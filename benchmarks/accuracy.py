@@ -48,7 +48,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy_plot import plotted
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tasks import TASKS, table
@@ -280,6 +279,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, default=Path("out/accuracy.png"), help="where --curve is drawn")
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="only copy the tasks' files there, and end")
     args = parser.parse_args(argv)
+    if args.curve and not args.table:
+        parser.error("--curve draws trainings done before: name their files with --table")
     args.steps = dict(args.steps)
     return args
 
@@ -294,6 +295,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         entries = table.in_order([entry for path in args.table for entry in read(path)])
         print(table.markdown(entries))
         if args.curve:
+            from accuracy_plot import plotted  # not in the processes that train
+
             print(f"\n{plotted(table.rows_of(entries), args.curve, args.plot)}")
         return 0
     check_configs(args.configs)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from plots import COLOURS, GREY, saved
 from tasks import TASKS
 from tasks.base import ACCURACY
 from tasks.table import Row
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def setting(config: str, pattern: str) -> float | None:
@@ -36,7 +35,7 @@ def plotted(rows: Sequence[Row], pattern: str, path: Path) -> Path:
         raise SystemExit(f"--curve: no task has two configurations like {pattern!r} beside an untouched model")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(0, color="#8A8A8A", linewidth=1, label="untouched")
+    axes.axhline(0, color=GREY, linewidth=1, label="untouched")
     for (task, found), colour in zip(curves.items(), COLOURS, strict=False):
         at, means, errors = zip(*found, strict=True)
         axes.errorbar(at, means, errors, color=colour, marker="o", capsize=3, linewidth=1.6, label=task)
@@ -46,8 +45,4 @@ def plotted(rows: Sequence[Row], pattern: str, path: Path) -> Path:
     axes.minorticks_off()
     axes.set_xlabel(f"* in {pattern}")
     axes.set_ylabel("accuracy minus untouched, points, ± 2 s.e.")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+    return saved(figure, path)

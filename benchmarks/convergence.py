@@ -10,8 +10,8 @@ All configurations of a seed begin with the same weights and see the same batche
 Noise: at some steps the untouched training halts, and two copies of the model take the gradients of the same further
 batches, one untouched (g), one under the configuration (h). All figures are squared norms over that of the mean g:
 `noise` is the variance of g over batches, `noise under` that of h, and `bias` what the mean of h is off; `cosine` is
-between the two means, `by weight` the mean of such cosines for single weights. The paper
-behind DropIT says that dropping lowers the noise; a bias is what it would cost.
+between the two means, `by weight` the mean of such cosines for single weights. The paper behind DropIT says that
+dropping lowers the noise; a bias is what it would cost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from pathlib import Path
 import torch
 from accuracy import QUICK, check_configs
 from bandwidth import written
-from convergence_plot import plotted
 from rich.console import Console
 from rich.progress import track
 from tasks import TASKS
@@ -223,6 +222,8 @@ def main() -> None:
     courses = [one for path in args.render for one in read(path)] if args.render else trained(args)
     print(table(courses))
     if args.plot:
+        from convergence_plot import plotted
+
         plotted({(c.task, c.config, c.seed): c.losses for c in courses}, args.plot)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from plots import COLOURS, GREY, saved
 
-COLOURS = ("#8A8A8A", "#0072B2", "#D55E00", "#009E73", "#CC79A7")
 SMOOTHED = 20
 """Steps that a point is the mean of."""
 
@@ -20,7 +20,7 @@ def plotted(losses: Losses, path: Path) -> Path:
     configs = list(dict.fromkeys(config for _, config, _ in losses))
     figure = Figure(figsize=(1 + 5 * len(tasks), 4), layout="constrained")
     for panel, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
-        for config, colour in zip(configs, COLOURS * len(configs), strict=False):
+        for config, colour in zip(configs, (GREY, *COLOURS * len(configs)), strict=False):
             curves = [smoothed(found) for (t, c, _), found in losses.items() if (t, c) == (task, config)]
             for curve in curves:
                 panel.plot(curve, color=colour, linewidth=0.6, alpha=0.35)
@@ -28,12 +28,8 @@ def plotted(losses: Losses, path: Path) -> Path:
             panel.plot(mean, color=colour, linewidth=1.6, label=config)
         panel.set_title(task, loc="left")
         panel.set_xlabel("step")
-        panel.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel(f"training loss, mean of {SMOOTHED} steps")
-    figure.axes[0].legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+    return saved(figure, path)
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:

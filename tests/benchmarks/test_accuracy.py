@@ -281,5 +281,7 @@ def test_a_curve_is_drawn_of_trainings_done_before(data: Path) -> None:
     accuracy.main([*options(data, "resmlp"), "--configs", "untouched", "quant(bits=4)", "quant(bits=8)"])
     assert accuracy.main(["--table", str(found), "--curve", "quant(bits=*)", "--plot", str(picture)]) == 0
     assert picture.stat().st_size > 1000
+    with pytest.raises(SystemExit):
+        accuracy.main(["--curve", "quant(bits=*)"])
     with pytest.raises(SystemExit, match=r"no task has two configurations like 'fewbit\(bits=\*\)'"):
         accuracy.main(["--table", str(found), "--curve", "fewbit(bits=*)", "--plot", str(picture)])

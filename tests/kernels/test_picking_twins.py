@@ -55,8 +55,8 @@ def check(x: Tensor, picks: Picks, place: torch.device) -> None:
 
 def check_signs(found: Tensor, expected: Tensor, dtype: torch.dtype, picks: Picks) -> None:
     """Bits are equal; means are sums in another order."""
-    assert torch.equal(found[: picks.means_at], expected[: picks.means_at])
-    means = [signs[picks.means_at :].view(dtype).float() for signs in (found, expected)]
+    assert torch.equal(found[: picks.bit_bytes], expected[: picks.bit_bytes])
+    means = [signs[picks.bit_bytes :].view(dtype).float() for signs in (found, expected)]
     assert torch.allclose(*means, rtol=1e-5 if dtype.itemsize > 2 else 1e-2, atol=0, equal_nan=True)
 
 

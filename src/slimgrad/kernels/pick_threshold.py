@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import picks
-from slimgrad.kernels.rows import ROW, add_shared_bins, between, count_marked, load_rows, shared_bins
+from slimgrad.kernels.rows import ROW, add_shared_bins, between, count_marked, load_rows, magnitude_of, shared_bins
 
 TILE = tl.constexpr(picks.TILE)
 SAMPLE = tl.constexpr(2048)
@@ -34,12 +34,6 @@ STATE = tl.constexpr(8)
 bins of it, how many elements are wanted of it; and then for each round how many programs have ended it."""
 
 # Loops are written with `while`: the interpreter cannot count up to a number that a kernel computed.
-
-
-@triton.jit
-def magnitude_of(bits):
-    """Of floats, by their bits, in int32; it orders as the magnitudes do."""
-    return bits.to(tl.int32) & (0x7FFF if bits.dtype == tl.int16 else 0x7FFFFFFF)
 
 
 @triton.jit
@@ -82,7 +76,7 @@ def window_kernel(
     for step in tl.static_range(WIDTH - COARSE):
         high = last | (1 << (WIDTH - 1 - step))
         low = first | (1 << (WIDTH - 1 - step))
-        # the sample has 2**13 elements, so both counts fit into one sum
+        # the sample has 2**11 elements, so both counts fit into one sum
         both = tl.sum(tl.where(magnitude >= high, 1, 0) + tl.where(magnitude >= low, 0x10000, 0), 0)
         last = tl.where((both & 0xFFFF) >= upper, high, last)
         first = tl.where((both >> 16) >= lower, low, first)

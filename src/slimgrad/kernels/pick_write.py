@@ -6,15 +6,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slimgrad.kernels.pick_threshold import STATE, TILE, magnitude_of
-from slimgrad.kernels.rows import ROW, load_rows, marks_in, reaching, store_marked
+from slimgrad.kernels.pick_threshold import STATE, TILE
+from slimgrad.kernels.rows import (
+    DEPTH,
+    LANES,
+    ROW,
+    load_rows,
+    magnitude_of,
+    marks_in,
+    reaching,
+    rows_of_warps,
+    store_marked,
+)
 from slimgrad.kernels.scatter import put_tile
 from slimgrad.kernels.signs import signed_means
-
-LANES = tl.constexpr(32)
-"""Of a warp."""
-DEPTH = tl.constexpr(4)
-"""Rows that a thread holds at once: their marks fill a word."""
 
 
 @triton.jit
@@ -58,8 +63,7 @@ def _write_chunk(
     """
     HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.int16
     WARPS: tl.constexpr = ROWS // LANES
-    number = tl.arange(0, ROWS)
-    cell = at + ((number // LANES) * (DEPTH * LANES) + number % LANES) * ROW
+    cell = at + rows_of_warps(ROWS) * ROW
     masks = tl.zeros([ROWS], tl.int32)
     for depth in tl.static_range(DEPTH):
         masks |= reaching(load_rows(x_ptr + cell + depth * LANES * ROW), bound, HALF) << (8 * depth)

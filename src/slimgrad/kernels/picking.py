@@ -16,15 +16,16 @@ from slimgrad.kernels.geometry import PATTERNS, Layout, check_dense
 from slimgrad.kernels.halves import is_native
 from slimgrad.kernels.launch import Launch
 from slimgrad.kernels.pick_threshold import COPIES, SAMPLE, STATE, round_kernel, window_kernel
-from slimgrad.kernels.pick_write import DEPTH, put_bits_kernel, put_kernel, write_kernel
+from slimgrad.kernels.pick_write import put_bits_kernel, put_kernel, write_kernel
 from slimgrad.kernels.picks import TILE, Kind, Picks, check_picks
-from slimgrad.kernels.rows import ROW
+from slimgrad.kernels.rows import DEPTH, LANES, ROW
 from slimgrad.kernels.signs import NAMES, signs_kernel
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIGMAS = 6.0
 WARPS, WINDOW_WARPS = 8, 4
-CHUNK = 32 * WARPS * ROW.value * DEPTH.value // TILE
+ROWS = LANES.value * WARPS
+CHUNK = ROWS * ROW.value * DEPTH.value // TILE
 """Tiles that are written at once: programs have multiples of them, because what is left over takes longer."""
 REGISTERS = 64
 """For each thread, so that a multiprocessor has room for 4 programs; with fewer, they spill."""
@@ -78,24 +79,21 @@ def packer(layout: Layout, picks: Picks) -> Picker | None:
 
 
 class Finding(NamedTuple):
-    """The launches that pick, in their order."""
+    """The launches that pick, once the window is known, in their order."""
 
-    window: Launch
     rounds: tuple[Launch, ...]
     writing: Launch
-    signing: Launch
-    """Only if the picks are signed."""
+    signing: Launch | None
 
 
 class Picker:
     """All launches for one layout."""
 
-    __slots__ = ("findings", "layout", "picks", "putting", "work")
+    __slots__ = ("findings", "layout", "picks", "putting", "window", "work")
 
     def __init__(self, layout: Layout, picks: Picks) -> None:
-        n, size, native = picks.n, layout.dtype.itemsize, is_native(layout.device)
+        n, tiles, size, native = picks.n, picks.tiles, layout.dtype.itemsize, is_native(layout.device)
         tuning = TUNING[size]
-        tiles = math.ceil(n / TILE)
         most = min(tuning.programs * multiprocessors(layout.device), math.ceil(n / tuning.least_span))
         each = math.ceil(tiles / most / CHUNK) * CHUNK
         programs = math.ceil(tiles / each)
@@ -107,21 +105,20 @@ class Picker:
         counting = {**reads, "num_warps": WARPS, "maxnreg": REGISTERS}
 
         def finding(aligned: bool) -> Finding:
-            sample = (n, picks.k, *_ranks(n, picks.k), room, tuning.rounds, tuning.bins, n <= SAMPLE.value)
-            count = (*spans, tuning.rounds, tuning.bins)
-            how = (32 * WARPS, aligned, native)
-            return Finding(
-                Launch(window_kernel, 1, *sample, **reads, num_warps=WINDOW_WARPS),
-                tuple(
-                    Launch(round_kernel, programs, *count, number, *how, **counting) for number in range(tuning.rounds)
-                ),
-                Launch(write_kernel, programs, *spans, kind, block, *how, **both, maxnreg=REGISTERS),
-                Launch(signs_kernel, math.ceil(tiles / CHUNK), n, 32 * WARPS, NAMES[layout.dtype], aligned, **counting),
-            )
+            count, how = (*spans, tuning.rounds, tuning.bins), (ROWS, aligned, native)
+            rounds = [
+                Launch(round_kernel, programs, *count, number, *how, **counting) for number in range(tuning.rounds)
+            ]
+            writing = Launch(write_kernel, programs, *spans, kind, block, *how, **both, maxnreg=REGISTERS)
+            signed = (n, ROWS, NAMES[layout.dtype], aligned)
+            signing = Launch(signs_kernel, math.ceil(tiles / CHUNK), *signed, **counting) if picks.signed else None
+            return Finding(tuple(rounds), writing, signing)
 
+        sample = (n, picks.k, *_ranks(n, picks.k), room, tuning.rounds, tuning.bins, n <= SAMPLE.value)
         self.layout = layout
         self.picks = picks
         self.work = STATE.value + 2 * room + (tuning.rounds * COPIES.value + programs) * tuning.bins
+        self.window = Launch(window_kernel, 1, *sample, **reads, num_warps=WINDOW_WARPS)
         self.findings = (finding(False), finding(True))
         """For memory that begins anywhere, and for memory that can be read by 16 bytes."""
         if picks.kind is Kind.BITS:
@@ -136,11 +133,11 @@ class Picker:
         values = torch.empty(picks.k, dtype=self.layout.dtype, device=device)
         work = torch.empty(self.work, dtype=torch.int32, device=device)
         finding = self.findings[x.data_ptr() % 16 == 0]
-        finding.window(x, work)
+        self.window(x, work)
         for count in finding.rounds:
             count(x, work)
         finding.writing(x, values, work, places)
-        if not picks.signed:
+        if finding.signing is None:
             return values, places
         signs = torch.empty(picks.sign_bytes(values.itemsize), dtype=torch.uint8, device=device)
         finding.signing(x, signs, work)

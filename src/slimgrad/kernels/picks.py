@@ -85,7 +85,7 @@ class Picks(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Of `places`."""
-        sizes = {Kind.BITS: math.ceil(self.n / TILE) * TILE // 8, Kind.BYTES: self.k, Kind.WORDS: 2 * self.k}
+        sizes = {Kind.BITS: self.bit_bytes, Kind.BYTES: self.k, Kind.WORDS: 2 * self.k}
         return self.places_at + sizes[self.kind]
 
     @property
@@ -93,13 +93,13 @@ class Picks(NamedTuple):
         return math.ceil(self.n / TILE)
 
     @property
-    def means_at(self) -> int:
-        """The byte of the signs at which the means begin."""
+    def bit_bytes(self) -> int:
+        """Of one bit per element; in signs, also where the means begin."""
         return self.tiles * TILE // 8
 
     def sign_bytes(self, itemsize: int) -> int:
         """Of the signs and means of elements of so many bytes."""
-        return self.means_at + self.tiles * (TILE // SPAN) * itemsize if self.signed else 0
+        return self.bit_bytes + self.tiles * (TILE // SPAN) * itemsize if self.signed else 0
 
 
 def check_picks(values: Tensor, places: Tensor, picks: Picks, signs: Tensor | None = None) -> None:

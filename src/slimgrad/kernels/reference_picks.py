@@ -55,8 +55,8 @@ def signs_of(flat: Tensor, values: Tensor, picks: Picks) -> Tensor:
     size = torch.where(counted, padded(flat.abs(), picks), 0).to(torch.promote_types(flat.dtype, torch.float32))
     means = size.sum(1, keepdim=True) / counted.sum(1, keepdim=True).clamp(min=1)
     signs = torch.empty(picks.sign_bytes(flat.itemsize), dtype=torch.uint8, device=flat.device)
-    signs[: picks.means_at] = reference.pack_bits(torch.where(has_sign, negative, other).flatten(), NON_ZERO)
-    signs[picks.means_at :].view(flat.dtype).copy_(torch.where(has_sign, means, -means).flatten())
+    signs[: picks.bit_bytes] = reference.pack_bits(torch.where(has_sign, negative, other).flatten(), NON_ZERO)
+    signs[picks.bit_bytes :].view(flat.dtype).copy_(torch.where(has_sign, means, -means).flatten())
     return signs
 
 
@@ -67,8 +67,8 @@ def padded(flat: Tensor, picks: Picks) -> Tensor:
 
 def backdrop(signs: Tensor, dtype: torch.dtype, picks: Picks) -> Tensor:
     """Every element as the mean magnitude of its span, with its own sign or, where all are positive, as zero."""
-    bits = reference.unpack_bits(signs[: picks.means_at], picks.tiles * TILE, 1.0, 0.0, dtype).view(-1, SPAN)
-    means = signs[picks.means_at :].view(dtype)[:, None]
+    bits = reference.unpack_bits(signs[: picks.bit_bytes], picks.tiles * TILE, 1.0, 0.0, dtype).view(-1, SPAN)
+    means = signs[picks.bit_bytes :].view(dtype)[:, None]
     return torch.where(means.signbit(), bits * means.abs(), (1 - 2 * bits) * means).flatten()[: picks.n]
 
 

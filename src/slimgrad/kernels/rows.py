@@ -16,6 +16,29 @@ import triton
 import triton.language as tl
 
 ROW = tl.constexpr(8)
+LANES = tl.constexpr(32)
+"""Of a warp."""
+DEPTH = tl.constexpr(4)
+"""Rows that a thread holds at once: their marks fill a word."""
+
+
+@triton.jit
+def act(ASM: tl.constexpr, OPERANDS: tl.constexpr, arguments):
+    """What these instructions do, for each element; the first operand is an int32 that they return."""
+    return tl.inline_asm_elementwise(ASM, OPERANDS, arguments, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def magnitude_of(bits):
+    """Of floats, by their bits, in int32; it orders as the magnitudes do."""
+    return bits.to(tl.int32) & (0x7FFF if bits.dtype == tl.int16 else 0x7FFFFFFF)
+
+
+@triton.jit
+def rows_of_warps(ROWS: tl.constexpr):
+    """The first of DEPTH rows of each thread, LANES apart, so that the rows of a warp follow each other."""
+    number = tl.arange(0, ROWS)
+    return (number // LANES) * (DEPTH * LANES) + number % LANES
 
 
 @triton.jit
@@ -174,19 +197,12 @@ def count_marked(rows_ptr, masks, bins, first, shift, NATIVE: tl.constexpr):
     HALF: tl.constexpr = rows_ptr.dtype.element_ty == tl.int16
     if NATIVE:
         none = tl.zeros_like(masks)
-        tl.inline_asm_elementwise(
-            HALF_COUNT if HALF else FULL_COUNT,
-            "=r,l,r,r,r,r",
-            [rows_ptr.to(tl.int64), masks, bins, none + first, none + shift],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        arguments = rows_ptr.to(tl.int64), masks, bins, none + first, none + shift
+        act(HALF_COUNT if HALF else FULL_COUNT, "=r,l,r,r,r,r", arguments)
     else:
         for lane in tl.static_range(ROW):
             is_marked = ((masks >> lane) & 1) != 0
-            bits = tl.load(rows_ptr + lane, mask=is_marked, other=0).to(tl.int32)
-            offset = (bits & (0x7FFF if HALF else 0x7FFFFFFF)) - first
+            offset = magnitude_of(tl.load(rows_ptr + lane, mask=is_marked, other=0)) - first
             tl.atomic_add(bins + (offset >> shift), 1, mask=is_marked, sem="relaxed")
 
 
@@ -202,23 +218,11 @@ SHARED_512, SHARED_2048 = (
 @triton.jit
 def shared_bins(ROWS: tl.constexpr, BINS: tl.constexpr):
     """The address of bins that are all zero, for each thread, of which there must be as many as rows."""
-    bins = tl.inline_asm_elementwise(
-        SHARED_512 if BINS == 512 else SHARED_2048,
-        "=r,r",
-        [tl.arange(0, ROWS)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    tl.static_assert(BINS == 512 or BINS == 2048)
+    thread = tl.arange(0, ROWS)
+    bins = act(SHARED_512 if BINS == 512 else SHARED_2048, "=r,r", (thread,))
     for number in tl.static_range(BINS // ROWS):
-        tl.inline_asm_elementwise(
-            "st.shared.u32 [$1], 0; mov.u32 $0, 0;",
-            "=r,r",
-            [bins + (tl.arange(0, ROWS) + number * ROWS) * 4],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        act("st.shared.u32 [$1], 0; mov.u32 $0, 0;", "=r,r", (bins + (thread + number * ROWS) * 4,))
     return bins
 
 
@@ -228,9 +232,7 @@ def add_shared_bins(bins, sums_ptr, BINS: tl.constexpr):
     ROWS: tl.constexpr = bins.shape[0]
     for number in tl.static_range(BINS // ROWS):
         cell = tl.arange(0, ROWS) + number * ROWS
-        counted = tl.inline_asm_elementwise(
-            "ld.shared.u32 $0, [$1];", "=r,r", [bins + cell * 4], dtype=tl.int32, is_pure=False, pack=1
-        )
+        counted = act("ld.shared.u32 $0, [$1];", "=r,r", (bins + cell * 4,))
         tl.store(sums_ptr + cell, tl.load(sums_ptr + cell, volatile=True) + counted)
 
 
@@ -243,14 +245,8 @@ def store_marked(rows_ptr, masks, slot, place, values_ptr, marks_ptr, KIND: tl.c
     if NATIVE:
         half: tl.constexpr = HALF_BITS if KIND == "BITS" else HALF_BYTES if KIND == "BYTES" else HALF_WORDS
         full: tl.constexpr = FULL_BITS if KIND == "BITS" else FULL_BYTES if KIND == "BYTES" else FULL_WORDS
-        tl.inline_asm_elementwise(
-            half if HALF else full,
-            "=r,l,r,l,l,r",
-            [rows_ptr.to(tl.int64), masks, (values_ptr + slot).to(tl.int64), (marks_ptr + slot).to(tl.int64), place],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        source, target, mark = rows_ptr.to(tl.int64), (values_ptr + slot).to(tl.int64), (marks_ptr + slot).to(tl.int64)
+        act(half if HALF else full, "=r,l,r,l,l,r", (source, masks, target, mark, place))
     else:
         for lane in tl.static_range(ROW):
             is_marked = ((masks >> lane) & 1) != 0

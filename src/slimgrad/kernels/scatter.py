@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import picks
+from slimgrad.kernels.rows import act
 from slimgrad.kernels.signs import signed_words
 
 TILE = tl.constexpr(picks.TILE)
@@ -81,31 +82,22 @@ def put_tile(
     block = thread // EACH
     slot = tl.load(first_ptr + block) + thread % EACH
     end = tl.load(first_ptr + block + 1)
-    tile = tl.inline_asm_elementwise(
-        HALF_TILE if WIDTH == 2 else FULL_TILE, "=r,r", [thread], dtype=tl.int32, is_pure=False, pack=1
-    )
+    tile = act(HALF_TILE if WIDTH == 2 else FULL_TILE, "=r,r", (thread,))
     for number in tl.static_range(TILE * WIDTH // (THREADS * VECTOR)):
         vector = number * THREADS + thread
         mine = tile + vector * VECTOR
         if SIGNED:
             a, b, c, d = signed_words(signs_ptr, tile_number, n, vector, WIDTH)
-            tl.inline_asm_elementwise(FILL, "=r,r,r,r,r,r", [mine, a, b, c, d], dtype=tl.int32, is_pure=False, pack=1)
+            act(FILL, "=r,r,r,r,r,r", (mine, a, b, c, d))
         else:
-            tl.inline_asm_elementwise(CLEAR, "=r,r", [mine], dtype=tl.int32, is_pure=False, pack=1)
+            act(CLEAR, "=r,r", (mine,))
     tl.debug_barrier()
     half: tl.constexpr = HALF_BYTES if KIND == "BYTES" else HALF_WORDS
     full: tl.constexpr = FULL_BYTES if KIND == "BYTES" else FULL_WORDS
     from_values, from_marks = (values_ptr + slot).to(tl.int64), (marks_ptr + slot).to(tl.int64)
-    tl.inline_asm_elementwise(
-        half if WIDTH == 2 else full,
-        "=r,l,l,r,r",
-        [from_values, from_marks, end - slot, tile + block * (BLOCK * WIDTH)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    arguments = from_values, from_marks, end - slot, tile + block * (BLOCK * WIDTH)
+    act(half if WIDTH == 2 else full, "=r,l,l,r,r", arguments)
     tl.debug_barrier()
     for number in tl.static_range(TILE * WIDTH // (THREADS * VECTOR)):
         place = (number * THREADS + thread) * VECTOR
-        target = out_ptr.to(tl.int64) + place
-        tl.inline_asm_elementwise(COPY, "=r,r,l", [tile + place, target], dtype=tl.int32, is_pure=False, pack=1)
+        act(COPY, "=r,r,l", (tile + place, out_ptr.to(tl.int64) + place))

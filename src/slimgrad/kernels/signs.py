@@ -8,8 +8,18 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import picks
-from slimgrad.kernels.pick_threshold import magnitude_of
-from slimgrad.kernels.rows import ROW, load_rows, magnitude_in, marks_in, negative_in, reaching
+from slimgrad.kernels.rows import (
+    DEPTH,
+    LANES,
+    ROW,
+    load_rows,
+    magnitude_in,
+    magnitude_of,
+    marks_in,
+    negative_in,
+    reaching,
+    rows_of_warps,
+)
 from slimgrad.kernels.tiles import float_of, rounded
 
 TILE = tl.constexpr(picks.TILE)
@@ -75,15 +85,14 @@ def _sign_tile(x_ptr, signs_ptr, means_ptr, least, size, DTYPE: tl.constexpr):
 
 @triton.jit
 def _sign_chunk(x_ptr, signs_ptr, means_ptr, least, ROWS: tl.constexpr, DTYPE: tl.constexpr):
-    """Of four rows for each thread: a span for each warp, which needs no other."""
+    """Of DEPTH rows for each thread: a span for each warp, which needs no other."""
+    tl.static_assert(SPAN == DEPTH * LANES * ROW)
     HALF: tl.constexpr = x_ptr.dtype.element_ty == tl.int16
-    LANES: tl.constexpr = SPAN // (4 * ROW)
-    number = tl.arange(0, ROWS)
-    row = number // LANES * (4 * LANES) + number % LANES
+    row = rows_of_warps(ROWS)
     negatives = tl.zeros([ROWS], tl.int32)
     others, smalls, total = negatives, negatives, negatives.to(tl.float32)
     one = tl.full([], 1, tl.int32)
-    for depth in tl.static_range(4):
+    for depth in tl.static_range(DEPTH):
         words = load_rows(x_ptr + (row + depth * LANES) * ROW)
         other, small = reaching(words, one, HALF), ~reaching(words, least, HALF) & 0xFF
         negatives |= (negative_in(words, HALF) & other) << (8 * depth)
@@ -95,7 +104,7 @@ def _sign_chunk(x_ptr, signs_ptr, means_ptr, least, ROWS: tl.constexpr, DTYPE: t
     has_sign = tl.sum(tl.reshape((negatives != 0).to(tl.int32), [ROWS // LANES, LANES]), 1) > 0
     has_signs = tl.reshape(tl.broadcast_to(has_sign[:, None], [ROWS // LANES, LANES]), [ROWS])
     bits = tl.where(has_signs, negatives, others)
-    for depth in tl.static_range(4):
+    for depth in tl.static_range(DEPTH):
         tl.store(signs_ptr + row + depth * LANES, ((bits >> (8 * depth)) & 0xFF).to(tl.uint8))
     marks = marks_in(tl.where(has_signs, smalls, smalls & others))
     marks = (marks & 0x00FF00FF) + ((marks >> 8) & 0x00FF00FF)
@@ -108,7 +117,7 @@ def _sign_chunk(x_ptr, signs_ptr, means_ptr, least, ROWS: tl.constexpr, DTYPE: t
 @triton.jit(do_not_specialize=["n"])
 def signs_kernel(x_ptr, signs_ptr, work_ptr, n, ROWS: tl.constexpr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """`work` begins with the least magnitude that is picked."""
-    CHUNK: tl.constexpr = 4 * ROWS * ROW
+    CHUNK: tl.constexpr = DEPTH * ROWS * ROW
     least = tl.load(work_ptr)
     first = tl.program_id(0).to(tl.int64) * CHUNK
     means_ptr = _means(signs_ptr, n, x_ptr.dtype.element_ty)
