@@ -66,6 +66,7 @@ CONFIGS = (
     "quant(bits=2, rounding='stochastic')",
     "fewbit(bits=3)",
     "dropit(keep=0.1)",
+    "dropit(keep=0.1, signs=True)",
 )
 SEEDS = (0, 1, 2)
 JOBS = {"cpu": 1, "cuda": 4}
@@ -275,7 +276,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, default=Path("out/accuracy.json"))
     parser.add_argument("--markdown", type=Path, help="write the table to this file too")
     parser.add_argument("--table", type=Path, nargs="+", metavar="JSON", help="only print the table of these files")
-    parser.add_argument("--curve", metavar="CONFIG", help="with --table: draw accuracy over the number at the star")
+    curve = "with --table: draw accuracy over the number at the star, one panel for each"
+    parser.add_argument("--curve", nargs="+", metavar="CONFIG", help=curve)
     parser.add_argument("--plot", type=Path, default=Path("out/accuracy.png"), help="where --curve is drawn")
     parser.add_argument("--prepare", type=Path, metavar="DIR", help="only copy the tasks' files there, and end")
     args = parser.parse_args(argv)

@@ -20,10 +20,29 @@ def setting(config: str, pattern: str) -> float | None:
     return None if found is None else float(found[1])
 
 
-def plotted(rows: Sequence[Row], pattern: str, path: Path) -> Path:
-    """Bars are two standard errors of the difference, paired by seed. Of tasks that are measured by accuracy, and have
-    more than one point.
-    """
+def plotted(rows: Sequence[Row], patterns: Sequence[str], path: Path) -> Path:
+    """One panel for each pattern. Bars are two standard errors of the difference, paired by seed."""
+    curves = {pattern: curves_of(rows, pattern) for pattern in patterns}
+    tasks = list(dict.fromkeys(task for found in curves.values() for task in found))
+    colours = dict(zip(tasks, COLOURS * len(tasks), strict=False))
+    figure = Figure(figsize=(3 + 5 * len(patterns), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(patterns), sharey=True, squeeze=False).flat
+    for axes, (pattern, found) in zip(panels, curves.items(), strict=True):
+        axes.axhline(0, color=GREY, linewidth=1, label="untouched")
+        for task, points in found.items():
+            at, means, errors = zip(*points, strict=True)
+            axes.errorbar(at, means, errors, color=colours[task], marker="o", capsize=3, linewidth=1.6, label=task)
+        axes.set_xscale("log")
+        ticks = sorted({at for points in found.values() for at, _, _ in points})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel(f"* in {pattern}")
+    figure.axes[0].set_ylabel("accuracy minus untouched, points, ± 2 s.e.")
+    return saved(figure, path)
+
+
+def curves_of(rows: Sequence[Row], pattern: str) -> dict[str, list[tuple[float, float, float]]]:
+    """Setting, difference and bar, by task: of those that are measured by accuracy, and have more than one point."""
     points: dict[str, list[tuple[float, float, float]]] = {}
     for row in rows:
         task, at = TASKS[row.task], setting(row.config, pattern)
@@ -33,16 +52,4 @@ def plotted(rows: Sequence[Row], pattern: str, path: Path) -> Path:
     curves = {task: sorted(found) for task, found in points.items() if len(found) > 1}
     if not curves:
         raise SystemExit(f"--curve: no task has two configurations like {pattern!r} beside an untouched model")
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.axhline(0, color=GREY, linewidth=1, label="untouched")
-    for (task, found), colour in zip(curves.items(), COLOURS, strict=False):
-        at, means, errors = zip(*found, strict=True)
-        axes.errorbar(at, means, errors, color=colour, marker="o", capsize=3, linewidth=1.6, label=task)
-    axes.set_xscale("log")
-    ticks = sorted({at for found in curves.values() for at, _, _ in found})
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel(f"* in {pattern}")
-    axes.set_ylabel("accuracy minus untouched, points, ± 2 s.e.")
-    return saved(figure, path)
+    return curves

@@ -171,7 +171,7 @@ def table(courses: Sequence[Course]) -> str:
     lines = ["| task | configuration | training loss, last tenth | minus untouched |", "|---|---|---|---|"]
     for task in dict.fromkeys(each.task for each in courses):
         ends = {}
-        for config in dict.fromkeys(each.config for each in courses):
+        for config in dict.fromkeys(each.config for each in courses if each.task == task):
             found = [each for each in courses if (each.task, each.config) == (task, config)]
             ends[config] = {
                 each.seed: statistics.mean(each.losses[-max(1, len(each.losses) // 10) :]) for each in found

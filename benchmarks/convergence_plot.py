@@ -22,6 +22,8 @@ def plotted(losses: Losses, path: Path) -> Path:
     for panel, task in zip(figure.subplots(1, len(tasks), squeeze=False).flat, tasks, strict=True):
         for config, colour in zip(configs, (GREY, *COLOURS * len(configs)), strict=False):
             curves = [smoothed(found) for (t, c, _), found in losses.items() if (t, c) == (task, config)]
+            if not curves:
+                continue  # not trained for this task
             for curve in curves:
                 panel.plot(curve, color=colour, linewidth=0.6, alpha=0.35)
             mean = [sum(points) / len(points) for points in zip(*curves, strict=True)]
