@@ -25,8 +25,8 @@ def plotted(rows: Sequence[Row], patterns: Sequence[str], path: Path) -> Path:
     curves = {pattern: curves_of(rows, pattern) for pattern in patterns}
     tasks = list(dict.fromkeys(task for found in curves.values() for task in found))
     colours = dict(zip(tasks, COLOURS * len(tasks), strict=False))
-    figure = Figure(figsize=(3 + 5 * len(patterns), 4.5), layout="constrained")
-    panels = figure.subplots(1, len(patterns), sharey=True, squeeze=False).flat
+    figure = Figure(figsize=(3 + 5 * len(curves), 4.5), layout="constrained")
+    panels = figure.subplots(1, len(curves), sharey=True, squeeze=False).flat
     for axes, (pattern, found) in zip(panels, curves.items(), strict=True):
         axes.axhline(0, color=GREY, linewidth=1, label="untouched")
         for task, points in found.items():
