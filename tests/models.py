@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -40,6 +41,39 @@ class Projections(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         return self.q(x) + self.k(x) + self.v(x)
+
+
+PRODUCTS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(24, 40), (64, 24)),
+    "linear, leading dimensions": (lambda: nn.Linear(24, 40), (2, 3, 17, 24)),
+    "linear, no bias": (lambda: nn.Linear(24, 40, bias=False), (5, 60, 24)),
+    "conv1d": (lambda: nn.Conv1d(6, 8, 3, padding=1), (4, 6, 50)),
+    "conv2d": (lambda: nn.Conv2d(6, 8, 3, padding=1), (4, 6, 12, 12)),
+    "conv2d, groups": (lambda: nn.Conv2d(6, 12, 3, groups=3), (4, 6, 12, 12)),
+    "conv2d, depthwise": (lambda: nn.Conv2d(6, 6, 3, groups=6, padding=1), (4, 6, 12, 12)),
+    "conv2d, dilation and stride": (lambda: nn.Conv2d(6, 8, 3, dilation=2, stride=2, padding=2), (4, 6, 13, 13)),
+    "conv2d, circular": (lambda: nn.Conv2d(6, 8, 3, padding=1, padding_mode="circular"), (4, 6, 12, 12)),
+    "conv2d, reflect": (lambda: nn.Conv2d(6, 8, 3, padding=1, padding_mode="reflect"), (4, 6, 12, 12)),
+    "conv3d": (lambda: nn.Conv3d(3, 5, 3, padding=1), (2, 3, 6, 8, 8)),
+    "conv_transpose1d": (lambda: nn.ConvTranspose1d(6, 8, 3, stride=2), (4, 6, 40)),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(6, 8, 3, stride=2, output_padding=1), (4, 6, 10, 10)),
+    "conv_transpose3d": (lambda: nn.ConvTranspose3d(3, 4, 2, stride=2, groups=1), (2, 3, 5, 6, 7)),
+    "Conv1D of transformers": (
+        lambda: pytest.importorskip("transformers.pytorch_utils").Conv1D(40, 24),
+        (3, 50, 24),
+    ),
+}
+
+
+class Behind(nn.Module):
+    """A layer behind something whose result autograd must keep for it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * 1.5)
 
 
 def images(batch: int = 4, *, seed: int = 0, size: int = 16) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import ITSELF, Codec, Demand, FewBit, Keep, Lossless, Quant, TopK
+from slimgrad.codecs import ITSELF, Blocks, Codec, Demand, FewBit, Keep, Lossless, Quant, TopK
 from slimgrad.spec import Need
 from slimgrad.tables.functions import named
 
@@ -124,6 +124,28 @@ TOPKS = (
     TopK(keep=0.4, select="channels"),
 )
 
+
+def strongest_kept(codec: Blocks) -> Callable[[Tensor, Tensor], bool]:
+    """Elements are what they were or zero, there are not too many, and every column has its share of blocks."""
+
+    def delivers(before: Tensor, after: Tensor) -> bool:
+        most = torch.finfo(before.dtype).max
+        before, after = (t.nan_to_num(most, most / 2, -most / 2) for t in (before, after))
+        kept, grid = after != 0, codec.grid(before.shape)
+        if not torch.equal(before[kept], after[kept]) or int(kept.sum()) > grid.blocks * grid.height * grid.width:
+            return False
+        return codec.keep < 1 or torch.equal(before, after)
+
+    return delivers
+
+
+BLOCKS = (
+    Blocks(),
+    Blocks(keep=0.3, block=(16, 32), norm="l2"),
+    Blocks(keep=0.3, block=(32, 16), layout="bsr"),
+    Blocks(keep=1.0, block=(16, 128)),
+)
+
 CASES: tuple[Case, ...] = (
     Case("keep", Keep(), dtypes=(*FLOATS, torch.int64, torch.bool)),
     Case("lossless itself", Lossless(), dtypes=(*FLOATS, torch.int64, torch.bool)),
@@ -158,5 +180,6 @@ CASES: tuple[Case, ...] = (
         )
         for codec in TOPKS
     ),
+    *(Case(repr(codec), codec, Demand(need=Need.OPERAND), delivers=strongest_kept(codec)) for codec in BLOCKS),
     Case("lossless bool", Lossless(), Demand(need=Need.MASK, fn="bool"), dtypes=(torch.bool,)),
 )

@@ -1,6 +1,6 @@
 """slimgrad: train bigger models on the memory you have, by keeping less between forward and backward."""
 
-from slimgrad.codecs import Codec, FewBit, Keep, Lossless, Packed, Quant, TopK
+from slimgrad.codecs import Blocks, Codec, FewBit, Keep, Lossless, Packed, Quant, TopK
 from slimgrad.errors import (
     BatchError,
     DoubleBackwardError,
@@ -14,7 +14,7 @@ from slimgrad.errors import (
 )
 from slimgrad.ops import FewBitFunction, GatedFunction, fewbit_function, gated_function
 from slimgrad.profiler import profile
-from slimgrad.recipes import DropIT, dropit, fewbit
+from slimgrad.recipes import BlockPruning, DropIT, block_pruning, dropit, fewbit
 from slimgrad.rules import Rule
 from slimgrad.runtime.run import Run, apply
 from slimgrad.spec import Need, Profile, Report, Site, Storage
@@ -24,6 +24,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchError",
+    "BlockPruning",
+    "Blocks",
     "Codec",
     "DoubleBackwardError",
     "DropIT",
@@ -51,6 +53,7 @@ __all__ = [
     "TopK",
     "UnsupportedModelError",
     "apply",
+    "block_pruning",
     "dropit",
     "fewbit",
     "fewbit_function",

@@ -12,7 +12,10 @@ import pytest
 
 import slimgrad.kernels
 
-TWINS = [Path(__file__).with_name(name) for name in ("test_twins.py", "test_gated_twins.py", "test_picking_twins.py")]
+TWINS = [
+    Path(__file__).with_name(name)
+    for name in ("test_twins.py", "test_gated_twins.py", "test_picking_twins.py", "test_blocking_twins.py")
+]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import slimgrad as sg
 from slimgrad.codecs import Codec, Demand
-from slimgrad.kernels import Groups, Windows, library
+from slimgrad.kernels import Grid, Groups, Windows, library
 from slimgrad.spec import Need
 from tests.kernels.cases import buckets, same_bits, sample
 
@@ -27,6 +27,7 @@ def packed_groups(how: Groups) -> Tensor:
 
 TABLE = library.flat_buckets(buckets(3))
 PICKED = library.pick_largest(torch.randn(999), 99, True)
+GRID = Grid.of((200, 7), 0.4, (32, 16), "bsr", "l1")
 FORMATS = [Groups(4, 128), Groups(3, 64, zeros=True), Groups(8, 1024, stochastic=True, seed=3)]
 
 CALLS = {
@@ -52,6 +53,11 @@ CALLS = {
     "pick_largest, signed": lambda: (library.pick_largest, (torch.randn(7, 200).t(), 140, True)),
     "put_back": lambda: (library.put_back, (*PICKED[:2], (27, 37), (1, 27), None)),
     "put_back, signed": lambda: (library.put_back, (*PICKED[:2], (27, 37), (1, 27), PICKED[2])),
+    "keep_blocks": lambda: (library.keep_blocks, (torch.randn(7, 200).t(), *GRID)),
+    "put_blocks_back": lambda: (
+        library.put_blocks_back,
+        (*library.keep_blocks(torch.randn(200, 7), *GRID), (200, 7), (1, 200), *GRID),
+    ),
     "pack_window": lambda: (library.pack_window, (indices(), *POOL)),
     "unpack_window": lambda: (library.unpack_window, (library.pack_window(indices(), *POOL), *POOL)),
 }
@@ -73,6 +79,7 @@ CODECS: dict[str, tuple[Codec, Demand]] = {
     "relu mask": (sg.Lossless(), Demand(need=Need.MASK, fn="relu")),
     "largest": (sg.TopK(keep=0.1), Demand(need=Need.OPERAND)),
     "largest, and signs": (sg.TopK(keep=0.1, signs=True), Demand(need=Need.OPERAND)),
+    "blocks": (sg.Blocks(keep=0.1, block=(16, 32)), Demand(need=Need.OPERAND)),
     "largest, 8 bits": (sg.TopK(keep=0.1, values=8), Demand(need=Need.OPERAND)),
 }
 

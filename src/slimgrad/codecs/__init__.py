@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed
+from slimgrad.codecs.blocks import Blocks
 from slimgrad.codecs.fewbit import FewBit
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
@@ -20,6 +21,7 @@ CODECS: dict[str, type[Codec]] = {
     "Quant": Quant,
     "FewBit": FewBit,
     "TopK": TopK,
+    "Blocks": Blocks,
 }
 
 
@@ -34,6 +36,7 @@ def codec_from_dict(data: Mapping[str, Any]) -> Codec:
 __all__ = [
     "CODECS",
     "ITSELF",
+    "Blocks",
     "Codec",
     "Demand",
     "FewBit",

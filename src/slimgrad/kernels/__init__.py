@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from slimgrad.kernels import library
+from slimgrad.kernels.blocks import Grid
 from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
-from slimgrad.kernels.packers import ByFunctions, Fusion, FusionByFunctions, Packer, Picker, PickerByFunctions
+from slimgrad.kernels.packers import Blocker, ByFunctions, Fusion, FusionByFunctions, Packer, Picker, PickerByFunctions
 from slimgrad.kernels.picks import Kind, Picks
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
@@ -30,8 +31,10 @@ from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
     "Backend",
+    "Blocker",
     "Buckets",
     "Fusion",
+    "Grid",
     "Groups",
     "Interval",
     "Kind",
@@ -43,6 +46,8 @@ __all__ = [
     "Windows",
     "backend",
     "bit_packer",
+    "block_product",
+    "blocker",
     "code_packer",
     "fusion",
     "gated_backward",
@@ -50,6 +55,7 @@ __all__ = [
     "group_packer",
     "is_dense",
     "is_dense_layout",
+    "keep_blocks",
     "narrow_dtype",
     "narrow_int",
     "pack_bits",
@@ -62,6 +68,7 @@ __all__ = [
     "pointwise_backward",
     "pointwise_forward",
     "put_back",
+    "put_blocks_back",
     "unpack_bits",
     "unpack_codes",
     "unpack_groups",
@@ -178,6 +185,56 @@ def put_back(
     if is_compiling():
         return library.put_back(values, places, shape, stride, signs)  # type: ignore[no-any-return]
     return twin("picking", values.device, force).put_back(values, places, shape, stride, picks, signs)  # type: ignore[no-any-return]
+
+
+def keep_blocks(x: Tensor, grid: Grid, *, force: Backend | None = None) -> tuple[Tensor, Tensor]:
+    """The strongest blocks of a tensor, taken for a matrix, and an index of where they were: see blocks.py."""
+    if is_compiling():
+        return library.keep_blocks(x, *grid)  # type: ignore[no-any-return]
+    return twin("blocking", x.device, force).keep_blocks(x, grid)  # type: ignore[no-any-return]
+
+
+def put_blocks_back(
+    values: Tensor,
+    index: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    grid: Grid,
+    *,
+    force: Backend | None = None,
+) -> Tensor:
+    """A tensor of that dense layout with the blocks where they were, and zeros elsewhere."""
+    if is_compiling():
+        return library.put_blocks_back(values, index, shape, stride, *grid)  # type: ignore[no-any-return]
+    return twin("blocking", values.device, force).put_blocks_back(values, index, shape, stride, grid)  # type: ignore[no-any-return]
+
+
+def block_product(
+    values: Tensor, index: Tensor, dy: Tensor, grid: Grid, *, turned: bool = False, force: Backend | None = None
+) -> Tensor:
+    """dY^T X by the blocks of X that are kept, for dY of [rows, outputs]; turned, its transpose. Eager only."""
+    return twin("blocking", dy.device, force).block_product(values, index, dy, grid, turned=turned)  # type: ignore[no-any-return]
+
+
+class BlocksByFunctions(NamedTuple):
+    """A blocker of the functions above."""
+
+    layout: Layout
+    grid: Grid
+
+    def keep(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return keep_blocks(x, self.grid)
+
+    def put_back(self, values: Tensor, index: Tensor) -> Tensor:
+        return put_blocks_back(values, index, self.layout.shape, self.layout.stride, self.grid)
+
+    def product(self, values: Tensor, index: Tensor, dy: Tensor, turned: bool) -> Tensor:
+        return block_product(values, index, dy, self.grid, turned=turned)
+
+
+def blocker(layout: Layout, grid: Grid) -> Blocker:
+    """`keep_blocks` and the others for one layout."""
+    return _launched("blocking", layout, grid) or BlocksByFunctions(layout, grid)
 
 
 def group_packer(layout: Layout, how: Groups) -> Packer:

@@ -25,6 +25,23 @@ def device_of(t: Tensor) -> AbstractContextManager[object]:
     return HERE
 
 
+def is_current(t: Tensor) -> bool:
+    """Whether the tensor's device is the current one."""
+    return bool(t.get_device() == _current_device())
+
+
+def variant_of(compiled: Any) -> Any:
+    """What `launch` needs of a compiled kernel; None from the interpreter, which compiles nothing."""
+    return None if compiled is None else (compiled.run, compiled.function, compiled.packed_metadata)
+
+
+def launch(variant: Any, programs: int, like: Tensor, *args: Any) -> None:
+    """A compiled kernel, on the current device, with all its arguments; tensors by their addresses."""
+    run, function, metadata = variant
+    plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+    run(programs, 1, 1, _stream(like.get_device()), function, metadata, None, None, None, *plain)
+
+
 class Launch:
     """A kernel on one tensor and others, with all its other arguments: constants included, in their order.
 
@@ -74,8 +91,8 @@ class Launch:
         out = out if self.writes is None else out.view(self.writes)
         with device_of(source):
             compiled = self.kernel[(self.programs,)](source, out, *more, *self.constants, *self.args, **self.options)
-        if compiled is not None:  # the interpreter compiles nothing
-            variant = (compiled.run, compiled.function, compiled.packed_metadata)
+        variant = variant_of(compiled)
+        if variant is not None:
             start, target, device = source.data_ptr(), out.data_ptr(), source.get_device()
             self.variants[device, start % 16 == 0, target % 16 == 0] = variant
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from slimgrad.kernels.blocks import Grid
 from slimgrad.kernels.codes import Buckets, code_bytes
 from slimgrad.kernels.geometry import Windows
 from slimgrad.kernels.groups import Groups
@@ -180,4 +181,40 @@ def put_back(
 
 @put_back.register_fake
 def _(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int], signs: Tensor | None) -> Tensor:
+    return values.new_empty_strided(shape, stride)
+
+
+@custom_op("slimgrad::keep_blocks", mutates_args=())
+def keep_blocks(
+    x: Tensor, rows: int, columns: int, height: int, width: int, kept: int, layout: str, norm: str
+) -> tuple[Tensor, Tensor]:
+    return twin("blocking", x.device, None).keep_blocks(x, Grid(rows, columns, height, width, kept, layout, norm))  # type: ignore[no-any-return]
+
+
+@keep_blocks.register_fake
+def _(x: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
+    grid = Grid(*fields)
+    return x.new_empty(grid.values_shape), x.new_empty(grid.index_size, dtype=torch.int32)
+
+
+@custom_op("slimgrad::put_blocks_back", mutates_args=())
+def put_blocks_back(
+    values: Tensor,
+    index: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    rows: int,
+    columns: int,
+    height: int,
+    width: int,
+    kept: int,
+    layout: str,
+    norm: str,
+) -> Tensor:
+    grid = Grid(rows, columns, height, width, kept, layout, norm)
+    return twin("blocking", values.device, None).put_blocks_back(values, index, shape, stride, grid)  # type: ignore[no-any-return]
+
+
+@put_blocks_back.register_fake
+def _(values: Tensor, index: Tensor, shape: Sequence[int], stride: Sequence[int], *grid: Any) -> Tensor:
     return values.new_empty_strided(shape, stride)

@@ -7,6 +7,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from slimgrad.kernels.blocks import Grid
+
 
 class Packer(Protocol):
     """Packs and unpacks dense tensors of one layout. It checks nothing."""
@@ -54,3 +56,16 @@ class PickerByFunctions(NamedTuple):
 
     pick: Callable[[Tensor], tuple[Tensor, ...]]
     put_back: Callable[..., Tensor]
+
+
+class Blocker(Protocol):
+    """Keeps the strongest blocks of dense tensors of one layout, and multiplies with them. It checks no index."""
+
+    @property
+    def grid(self) -> Grid: ...
+
+    def keep(self, x: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+    def put_back(self, values: Tensor, index: Tensor, /) -> Tensor: ...
+
+    def product(self, values: Tensor, index: Tensor, dy: Tensor, turned: bool, /) -> Tensor: ...

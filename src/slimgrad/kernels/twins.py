@@ -12,7 +12,14 @@ from typing import Literal
 import torch
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels import reference, reference_codes, reference_gated, reference_groups, reference_picks
+from slimgrad.kernels import (
+    reference,
+    reference_blocks,
+    reference_codes,
+    reference_gated,
+    reference_groups,
+    reference_picks,
+)
 
 Backend = Literal["triton", "torch"]
 
@@ -40,6 +47,7 @@ REFERENCES = {
     "pointwise": reference_codes,
     "gated": reference_gated,
     "picking": reference_picks,
+    "blocking": reference_blocks,
 }
 """By the name of the Triton module, the reference beside it."""
 

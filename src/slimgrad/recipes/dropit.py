@@ -2,124 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
-from torch import nn
-
-from slimgrad.codecs import Codec, Keep, Lossless, TopK, codec_from_dict
-from slimgrad.errors import RuleError, SpecError
-from slimgrad.rules import Operands, Recipe, Rule, Rules, path_matches
-from slimgrad.spec.values import checked_body, tuples
-
-PREDICTOR = "Predictor"
-"""In the class name of torchvision's heads for boxes, classes and masks."""
-PREDICTIONS = ("cls_logits", "bbox_pred", "cls_score", "mask_fcn_logits")
-"""Names of the layers that predict, in detectors whose heads are built in other ways."""
-
-
-def products(model: nn.Module) -> list[str]:
-    """Paths of the modules with a weight that multiplies activations, in the order in which the model lists them."""
-    return [path for path, module in model.named_modules() if _is_product(module)]
-
-
-def _is_product(module: nn.Module) -> bool:
-    """Linear, convolution, and the linear layer that transformers calls Conv1D."""
-    return isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) or type(module).__name__ == "Conv1D"
-
-
-def _first(model: nn.Module) -> list[str]:
-    """The first convolution or patch embedding; none where an embedding, which keeps nothing, comes before."""
-    for path, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-            return []
-        if _is_product(module):
-            return [path]
-    return []
-
-
-def _head(model: nn.Module) -> list[str]:
-    """The last layer, and all that predict boxes, classes and masks."""
-    found = products(model)
-    predictors = [path for path, module in model.named_modules() if PREDICTOR in type(module).__name__]
-    inside = [path for path in found if any(path_matches(path, f"{predictor}.*") for predictor in predictors)]
-    named = [path for path in found if path.rpartition(".")[2] in PREDICTIONS]
-    return [*found[-1:], *inside, *named]
-
-
-SKIPPED: dict[str, Callable[[nn.Module], list[str]]] = {"first": _first, "head": _head}
+from slimgrad.codecs import Codec, TopK
+from slimgrad.recipes.pruning import Pruning, shared_settings
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class DropIT(Recipe):
+class DropIT(Pruning):
     """The recipe that `dropit` makes."""
 
-    keep: float | Mapping[int, float] = 0.1
-    skip: tuple[str, ...] = ("first", "head")
-    rest: Codec | None = None
-    layers: Mapping[str, float] = field(default_factory=dict)
+    called: ClassVar[str] = "dropit"
+
     scope: Literal["tensor", "sample", "row"] = "tensor"
     values: Literal["same", 8] = "same"
     select: Literal["largest", "random", "channels"] = "largest"
     signs: bool = False
 
-    def __post_init__(self) -> None:
-        if self.rest is not None and not isinstance(self.rest, Codec):
-            raise SpecError(f"dropit: rest must be a codec such as Quant(bits=4), found {self.rest!r}")
-        if not all(isinstance(entry, str) for entry in self.skip):
-            raise SpecError(
-                f"dropit: skip must name layers, or be {' or '.join(map(repr, SKIPPED))}; found {self.skip!r}"
-            )
-        schedule = self._schedule()
-        if not schedule or min(schedule) != 0 or any(type(step) is not int or step < 0 for step in schedule):
-            raise SpecError(
-                "dropit: a schedule maps steps to parts, from step 0 on, as in {0: 1.0, 500: 0.1}; "
-                f"found {self.keep!r}"
-            )
-        for part in (*schedule.values(), *self.layers.values()):
-            self._codec(part)
-
-    def stages(self, model: nn.Module) -> Mapping[int, Rules]:
-        skipped = tuple(dict.fromkeys(path for entry in self.skip for path in self._skipped(entry, model)))
-        return {step: self._rules(part, skipped) for step, part in self._schedule().items()}
-
-    def _schedule(self) -> Mapping[int, float]:
-        return self.keep if isinstance(self.keep, Mapping) else {0: self.keep}
-
-    def _rules(self, part: float, skipped: tuple[str, ...]) -> Rules:
-        rules = [Rule(path, self._codec(some)) for path, some in self.layers.items()]
-        rules.append(Rule(Operands(skipped), self._codec(part)))
-        if self.rest is not None:
-            rules.append(Rule("*", self.rest))
-        return (*rules, Rule("*", Lossless()))
-
-    def _codec(self, part: float) -> Codec:
-        codec = TopK(keep=part, scope=self.scope, values=self.values, select=self.select, signs=self.signs)
-        return Keep() if part == 1 else codec
-
-    @staticmethod
-    def _skipped(entry: str, model: nn.Module) -> Iterable[str]:
-        if entry in SKIPPED:
-            return SKIPPED[entry](model)
-        found = [path for path in products(model) if path_matches(path, entry)]
-        if not found:
-            words = ", ".join(map(repr, SKIPPED))
-            raise RuleError(
-                f"dropit: skip={entry!r} is no linear layer or convolution of the model, and none of {words}"
-            )
-        return found
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace("DropIT(", "dropit(", 1)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DropIT:
-        body = checked_body(cls, data)
-        if isinstance(body["keep"], Mapping):
-            body["keep"] = {int(step): part for step, part in body["keep"].items()}
-        rest = None if body["rest"] is None else codec_from_dict(body["rest"])
-        return cls(**{**body, "rest": rest, "skip": tuples(body["skip"])})
+    def codec(self, part: float) -> Codec:
+        return TopK(keep=part, scope=self.scope, values=self.values, select=self.select, signs=self.signs)
 
 
 def dropit(
@@ -141,13 +44,5 @@ def dropit(
     norms and what they share with products; what can be kept exactly in less is, in any case. The other settings are
     those of `TopK`.
     """
-    return DropIT(
-        keep=dict(keep) if isinstance(keep, Mapping) else keep,
-        skip=tuple([skip] if isinstance(skip, str) else skip),
-        rest=rest,
-        layers=dict(layers or {}),
-        scope=scope,
-        values=values,
-        select=select,
-        signs=signs,
-    )
+    shared = shared_settings(keep, skip, rest, layers)
+    return DropIT(**shared, scope=scope, values=values, select=select, signs=signs)

@@ -33,6 +33,23 @@ class Operands(Value):
         return cls(tuple(checked_body(cls, data)["but"]))
 
 
+@dataclass(frozen=True, repr=False)
+class AnyOf(Value):
+    """Selects what has one of these needs; that there may be none is no mistake."""
+
+    needs: tuple[Need, ...]
+
+    def __call__(self, site: Site) -> bool:
+        return site.need in self.needs
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> AnyOf:
+        return cls(tuple(Need(need) for need in checked_body(cls, data)["needs"]))
+
+
+SELECTORS: dict[str, type[Operands | AnyOf]] = {"operands": Operands, "any_of": AnyOf}
+"""Functions of a site that can be written to JSON, by the key they are written under."""
+
 Where = str | type[nn.Module] | Need | Callable[[Site], bool]
 
 
@@ -111,8 +128,9 @@ def _where_to_dict(where: Where) -> dict[str, Any]:
         return {"path": where}
     if isinstance(where, type):
         return {"class": f"{where.__module__}:{where.__qualname__}"}
-    if isinstance(where, Operands):
-        return {"operands": where.to_dict()}
+    for key, kind in SELECTORS.items():
+        if isinstance(where, kind):
+            return {key: where.to_dict()}
     raise SpecError(f"a rule with a function ({where!r}) cannot be written to JSON; use a path, a class or a Need")
 
 
@@ -121,8 +139,9 @@ def _where_from_dict(data: Mapping[str, Any]) -> Where:
         return str(data["path"])
     if "need" in data:
         return Need(data["need"])
-    if "operands" in data:
-        return Operands.from_dict(data["operands"])
+    for key, kind in SELECTORS.items():
+        if key in data:
+            return kind.from_dict(data[key])
     if "class" in data:
         module, _, name = data["class"].partition(":")
         try:
@@ -132,7 +151,8 @@ def _where_from_dict(data: Mapping[str, Any]) -> Where:
         except (ImportError, AttributeError) as error:
             raise SpecError(f"the rule's module class {data['class']!r} cannot be found: {error}") from error
         return found  # type: ignore[no-any-return]
-    raise SpecError(f"a rule must say 'path', 'class', 'need' or 'operands'; found {dict(data)!r}")
+    known = ", ".join(map(repr, ("path", "class", "need", *SELECTORS)))
+    raise SpecError(f"a rule must say one of {known}; found {dict(data)!r}")
 
 
 def as_rules(what: Any) -> Rules:

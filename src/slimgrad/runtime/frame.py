@@ -203,6 +203,8 @@ class Frame(ABC):
             return Sealed(order, order.codec.pack(tensor, demand))
         if order.elementwise:
             return self._seal_elements(tensor, order, demand, source)
+        if order.sharing is Sharing.COPIES:
+            return self._seal_copy(tensor, order, demand, source or origin(tensor))
         storage = tensor.untyped_storage()
         sized_by = demand.key if order.sibling is not None else None
         key = (storage._cdata, tensor._version, view_of(tensor), order.family, sized_by)
@@ -251,7 +253,7 @@ class Frame(ABC):
             return Sealed(order, order.codec.pack(tensor, demand))
         key = ("copy of", source, tensor.shape, tensor.stride(), order.family)
         shared = self._known(key) or self._pack_shared(key, None, tensor, order, demand)
-        return Sealed(order, shared.packed, shared)
+        return Sealed(order, shared.packed, shared if order.elementwise else None)
 
 
 class WorkFrame(Frame):

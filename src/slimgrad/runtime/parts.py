@@ -133,7 +133,9 @@ def families(parts: Iterable[Part]) -> dict[tuple[Codec, Any], int]:
 
 
 def sharing(parts: Mapping[int, Part], lesson: Lesson) -> dict[int, Sharing]:
-    """Saver -> with whom it shares its Packed, for codecs to which shape and strides are nothing."""
+    """Saver -> with whom it shares its Packed. Views of the same memory only where shape and strides are nothing to the
+    codec; what they are to others, frames look at.
+    """
     sites, records = lesson.profile.sites, lesson.records
     memory, copies = {}, {}
     for saver, part in parts.items():
@@ -143,11 +145,10 @@ def sharing(parts: Mapping[int, Part], lesson: Lesson) -> dict[int, Sharing]:
     in_memory, as_copies = Counter(memory.values()), Counter(copies.values())
     found = {}
     for saver, part in parts.items():
-        if not part.codec.elementwise:
-            found[saver] = Sharing.NONE
-        elif part.region == WHOLE:
+        elementwise = part.codec.elementwise
+        if elementwise and part.region == WHOLE:
             found[saver] = Sharing.WHOLE
-        elif in_memory[memory[saver]] > 1:
+        elif elementwise and in_memory[memory[saver]] > 1:
             found[saver] = Sharing.MEMORY
         elif records[saver].origin is not None and as_copies[copies[saver]] > 1:
             found[saver] = Sharing.COPIES

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.codecs import Codec, Demand, Packed
 from slimgrad.errors import DoubleBackwardError, SavedTensorModifiedError, SiteChangedError
+from slimgrad.ops.operands import reader
 from slimgrad.runtime import needs
 from slimgrad.spec import Need, Site
 
@@ -57,7 +58,7 @@ class Kept:
 
 
 class Sharing(enum.Enum):
-    """With whom an elementwise Packed is shared."""
+    """With whom a Packed is shared."""
 
     NONE = enum.auto()
     MEMORY = enum.auto()
@@ -92,6 +93,8 @@ class Order:
     holds_values: bool = field(init=False)
     alone: bool = field(init=False)
     """Whether each tensor has a Packed of its own, made of nothing but the tensor."""
+    read: Callable[[Packed], Tensor] = field(init=False)
+    """What backward is handed of a Packed."""
     first_order: bool = field(init=False)
     """Whether second-order gradients must be refused."""
 
@@ -102,6 +105,7 @@ class Order:
         object.__setattr__(self, "elementwise", self.codec.elementwise)
         object.__setattr__(self, "holds_values", self.codec.holds_values)
         object.__setattr__(self, "alone", self.codec.elementwise and self.sharing is Sharing.NONE)
+        object.__setattr__(self, "read", reader(self.codec))
         object.__setattr__(self, "first_order", self.codec.lossy or self.answer.once)
 
     def matches(self, tensor: Tensor) -> bool:
@@ -252,7 +256,7 @@ class Sealed:
                     f"Rule({order.site.path!r}, Keep())."
                 )
         if self.shared is None:
-            return order.codec.unpack(self.packed)
+            return order.read(self.packed)
         return self.shared.open(order.codec, self.view)
 
 

@@ -1,0 +1,94 @@
+"""Blocks: keep the strongest blocks of what a product reads, and skip all others when it is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from slimgrad import kernels
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, per_layout
+from slimgrad.errors import SpecError
+from slimgrad.kernels import Blocker, Grid, Layout
+from slimgrad.kernels.blocks import BALANCED, BSR, L1, LAYOUTS, NORMS, SIZES, check_blocks
+from slimgrad.spec import Need
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Blocks(Codec):
+    """The part `keep` of all blocks, those with the largest norms; the others become zero.
+
+    A tensor is taken for a matrix whose columns are features (the last dimension, or the second of four and more) and
+    whose rows are all that is left; `block` is rows by columns. "balanced" keeps as many blocks in each column of them,
+    "bsr" the strongest of all, as `torch.sparse_bsr_tensor` holds them. The gradient of a weight is computed from the
+    blocks themselves (ops/operands.py).
+    """
+
+    keep: float = 0.1
+    block: tuple[int, int] = (64, 64)
+    norm: Literal["l1", "l2"] = L1  # type: ignore[assignment]
+    layout: Literal["balanced", "bsr"] = BALANCED  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, bool) or not isinstance(self.keep, (int, float)) or not 0 < self.keep <= 1:
+            raise SpecError(f"Blocks: keep must be a number above 0 and at most 1, found {self.keep!r}")
+        pair = tuple(self.block) if isinstance(self.block, (tuple, list)) else ()  # JSON has lists
+        if len(pair) != 2 or any(type(size) is not int or size not in SIZES for size in pair):
+            sizes = ", ".join(map(str, SIZES))
+            raise SpecError(f"Blocks: block must be rows and columns, each one of {sizes}; found {self.block!r}")
+        object.__setattr__(self, "block", pair)
+        if self.norm not in NORMS:
+            raise SpecError(f"Blocks: norm must be one of {', '.join(NORMS)}; found {self.norm!r}")
+        if self.layout not in LAYOUTS:
+            raise SpecError(f"Blocks: layout must be one of {', '.join(LAYOUTS)}; found {self.layout!r}")
+
+    def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
+        return demand.need is Need.OPERAND and dtype in DTYPES
+
+    def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
+        found = _treatment(tensor, self)
+        return Packed(found.layout, demand, found.packer.keep(found.dense(tensor)), found.packer)
+
+    def unpack(self, packed: Packed) -> Tensor:
+        return packed.extra.put_back(*packed.payload)  # type: ignore[no-any-return]
+
+    def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
+        return self.grid(shape).nbytes(dtype.itemsize)
+
+    def grid(self, shape: Sequence[int]) -> Grid:
+        """How a tensor of this shape is cut, and how many blocks of it are kept."""
+        return Grid.of(shape, self.keep, self.block, self.layout, self.norm)
+
+    def to_sparse_bsr(self, packed: Packed) -> Tensor:
+        """What was packed as a `torch.sparse_bsr_tensor`: the matrix, filled up to whole blocks. Nothing is copied."""
+        values, index = packed.payload
+        grid: Grid = packed.extra.grid
+        if grid.layout != BSR:
+            raise SpecError(f"{self!r}: only layout='bsr' lies in memory as torch.sparse_bsr_tensor does")
+        size = (grid.down * grid.height, grid.across * grid.width)
+        starts, columns = index.split([grid.down + 1, grid.kept])
+        return torch.sparse_bsr_tensor(starts, columns, values, size, check_invariants=False)
+
+    def from_sparse_bsr(self, matrix: Tensor) -> Packed:
+        """A `torch.sparse_bsr_tensor` with this codec's block, as if its blocks had been packed."""
+        values = matrix.values()
+        if self.layout != BSR or tuple(values.shape[1:]) != self.block or values.dim() != 3:
+            raise SpecError(
+                f"{self!r}: expected layout='bsr' and blocks of {self.block}, found values of {tuple(values.shape)}"
+            )
+        index = torch.cat([matrix.crow_indices(), matrix.col_indices()]).to(torch.int32)
+        (rows, columns), (height, width) = matrix.shape, self.block
+        grid = Grid(rows, columns, height, width, len(values), BSR, self.norm)
+        layout = Layout(matrix.shape, (matrix.shape[1], 1), values.dtype, values.device)
+        check_blocks(values.contiguous(), index, grid)
+        return Packed(layout, Demand(need=Need.OPERAND), (values.contiguous(), index), kernels.blocker(layout, grid))
+
+
+@per_layout
+def _treatment(layout: Layout, codec: Blocks) -> Blocker:
+    return kernels.blocker(layout, codec.grid(layout.shape))

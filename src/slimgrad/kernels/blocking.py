@@ -1,0 +1,242 @@
+"""The strongest blocks of a matrix in Triton: the twin of reference_blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from slimgrad.kernels import reference_blocks
+from slimgrad.kernels.block_multiply import product_kernel, sum_kernel
+from slimgrad.kernels.block_pack import gather_kernel, keep_kernel, norms_kernel, put_kernel
+from slimgrad.kernels.blocks import BALANCED, L2, Grid, Matrix, check_blocks
+from slimgrad.kernels.geometry import Layout
+from slimgrad.kernels.launch import Launch, device_of, is_current, launch, variant_of
+from slimgrad.kernels.picking import multiprocessors
+from slimgrad.kernels.reference_blocks import places, select
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TILE_ELEMENTS = 4096
+"""That a program sums up at once, if blocks are smaller; more take longer."""
+MOST_DOWN = 16384
+"""Norms that fit into one program; more are sorted by torch."""
+GATHERING = 4
+"""Programs for each multiprocessor that gather blocks."""
+OUTS = {256: 8, 128: 4, 64: 4, 32: 4, 16: 4}
+"""Outputs that a tile of dW may have, and the warps for it."""
+SHARED_BYTES = 200 * 1024
+"""That the stages of a product may fill."""
+MOST_STAGES, STAGES_OF_MANY = 6, 3
+"""Of a program that has a multiprocessor for itself, and of one that shares it."""
+LEAST_BLOCKS = 4
+"""That a program multiplies, if a column of blocks is split."""
+SUM_SIZE = 1024
+MOST_SPLITS = 16
+
+
+def keep_blocks(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    made = packer(Layout.of(x), grid)
+    return reference_blocks.keep_blocks(x, grid) if made is None else made.keep(made.layout.dense(x))
+
+
+def block_norms(x: Tensor, grid: Grid) -> Tensor:
+    made = packer(Layout.of(x), grid)
+    return reference_blocks.block_norms(x, grid) if made is None else made.norms_of(made.layout.dense(x))
+
+
+def put_blocks_back(values: Tensor, index: Tensor, shape: Sequence[int], stride: Sequence[int], grid: Grid) -> Tensor:
+    check_blocks(values, index, grid)
+    made = packer(Layout(torch.Size(shape), tuple(stride), values.dtype, values.device), grid)
+    if made is None:
+        return reference_blocks.put_blocks_back(values, index, shape, stride, grid)
+    return made.put_back(values, index)
+
+
+def block_product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, *, turned: bool = False) -> Tensor:
+    check_blocks(values, index, grid)
+    if not _serves(values.dtype, grid) or not dy.shape[1] or dy.dtype != values.dtype:
+        return reference_blocks.block_product(values, index, dy, grid, turned=turned)
+    return product(values, index, dy, grid, turned)
+
+
+@lru_cache(maxsize=4096)
+def packer(layout: Layout, grid: Grid) -> Blocker | None:
+    matrix = Matrix.of(layout.shape, layout.stride)
+    return None if matrix is None or not _serves(layout.dtype, grid) else Blocker(layout, grid, matrix)
+
+
+class Blocker:
+    """All launches for one layout."""
+
+    __slots__ = ("balanced", "grid", "in_one", "keeping", "layout", "norms", "putting")
+
+    def __init__(self, layout: Layout, grid: Grid, matrix: Matrix) -> None:
+        numbers, steps = matrix.in_units
+        size = (grid.height, grid.width)
+        beside = max(1, min(TILE_ELEMENTS // grid.height // grid.width, triton.next_power_of_2(grid.across)))
+        groups = triton.cdiv(grid.across, beside)
+        each = triton.cdiv(grid.blocks, GATHERING * multiprocessors(layout.device))
+        parts = triton.cdiv(grid.kept, each)
+        room = triton.next_power_of_2(max(16, grid.down))
+        self.layout = layout
+        self.grid = grid
+        self.balanced = grid.layout == BALANCED
+        self.in_one = self.balanced and grid.down <= MOST_DOWN
+        """Whether one kernel selects and gathers."""
+        self.norms = Launch(
+            norms_kernel, grid.down * groups, *numbers, grid.down, groups, *steps, *size, beside, grid.norm == L2
+        )
+        if self.in_one:
+            counts = (grid.down, grid.kept, each, parts)
+            self.keeping = Launch(keep_kernel, grid.across * parts, *numbers, *counts, *steps, *size, room)
+        else:
+            self.keeping = Launch(gather_kernel, grid.blocks, *numbers, *steps, *size)
+        self.putting = Launch(put_kernel, grid.blocks, *numbers, grid.kept, *steps, *size, self.balanced)
+
+    def norms_of(self, x: Tensor) -> Tensor:
+        norms = torch.empty(self.grid.across, self.grid.down, dtype=torch.float32, device=x.device)
+        self.norms(x, norms)
+        return norms
+
+    def keep(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        grid, norms = self.grid, self.norms_of(x)
+        values = torch.empty(grid.values_shape, dtype=x.dtype, device=x.device)
+        if self.in_one:
+            index = torch.empty(grid.index_size, dtype=torch.int32, device=x.device)
+            self.keeping(x, values, norms, index)
+        else:
+            index = select(norms, grid)
+            self.keeping(x, values, *_places(index, grid))
+        return values, index
+
+    def put_back(self, values: Tensor, index: Tensor) -> Tensor:
+        out = self.layout.empty().zero_()
+        self.putting(values, out, *((index, index) if self.balanced else _places(index, self.grid)))
+        return out
+
+    def product(self, values: Tensor, index: Tensor, dy: Tensor, turned: bool) -> Tensor:
+        return block_product(values, index, dy, self.grid, turned=turned)
+
+
+class Tiling(NamedTuple):
+    """How a product is divided among programs."""
+
+    out: int
+    """Outputs in one tile."""
+    tiles: int
+    splits: int
+    stages: int
+
+
+@lru_cache(maxsize=4096)
+def tiling(grid: Grid, outputs: int, itemsize: int, device: torch.device) -> Tiling:
+    """The smallest tiles with which every program has a multiprocessor for itself; medium ones if there are too many.
+
+    By measurements of ten shapes on an H200: what a program reads falls with the size of its tile, and programs that
+    wait for a second turn take the time of a whole one.
+    """
+    most = multiprocessors(device)
+    fitting = [out for out in OUTS if out // 2 < outputs and out * itemsize <= 512] or [min(OUTS)]
+    programs = {out: triton.cdiv(outputs, out) * grid.across for out in fitting}
+    alone = [out for out in fitting if programs[out] <= most and out >= min(64, max(fitting))]
+    out = alone[-1] if alone else min(fitting[0], 128)
+    room = SHARED_BYTES // (grid.height * (grid.width + out) * itemsize)
+    splits = min(most // programs[out], _per_column(grid) // LEAST_BLOCKS, MOST_SPLITS) if alone else 1
+    stages = min(room, MOST_STAGES if alone else STAGES_OF_MANY)
+    return Tiling(out, triton.cdiv(outputs, out), max(1, splits), max(2, stages))
+
+
+class Multiply:
+    """The launch of a product: with a compiled kernel found once, because that takes longer than the rest."""
+
+    __slots__ = ("grid", "how", "outputs", "rest", "shape", "tma", "variant")
+
+    def __init__(self, grid: Grid, outputs: int, step: int, dtype: torch.dtype, device: torch.device, turned: bool,
+                 tma: bool, precision: str) -> None:  # fmt: skip
+        self.grid = grid
+        self.outputs = outputs
+        self.tma = tma
+        self.how = how = tiling(grid, outputs, dtype.itemsize, device)
+        self.shape = (grid.columns, outputs) if turned else (outputs, grid.columns)
+        unit = math.gcd(16, step, outputs)
+        numbers = (grid.kept, grid.rows, outputs // unit, grid.columns, step // unit)
+        counts = (how.tiles, grid.across, how.splits, outputs * grid.columns)
+        size = (grid.height, grid.width, how.out, unit)
+        self.rest = (*numbers, *counts, *size, grid.layout == BALANCED, turned, tma, precision, how.stages)
+        self.variant: Any = None
+
+    def __call__(self, values: Tensor, index: Tensor, dy: Tensor) -> Tensor:
+        how, device = self.how, dy.device
+        out = torch.empty(self.shape, dtype=dy.dtype, device=device)
+        parts = out if how.splits == 1 else torch.empty((how.splits, out.numel()), dtype=torch.float32, device=device)
+        operands = self._described(values, dy) if self.tma else (values, dy)
+        columns = _columns(index, self.grid)
+        programs = how.tiles * self.grid.across * how.splits
+        if self.variant is None or not is_current(dy):
+            with device_of(dy):
+                compiled = product_kernel[(programs,)](*operands, parts, *columns, *self.rest, num_warps=OUTS[how.out])
+            self.variant = variant_of(compiled)
+        else:
+            launch(self.variant, programs, dy, *operands, parts, *columns, *self.rest)
+        return _summed(parts, out, how.splits)
+
+    def _described(self, values: Tensor, dy: Tensor) -> tuple[Any, Any]:
+        """For the tensor memory accelerator."""
+        height, width = self.grid.height, self.grid.width
+        flat = [values.numel() // width, width]
+        return (
+            TensorDescriptor(values, flat, [width, 1], [height, width]),
+            TensorDescriptor(dy, [self.grid.rows, self.outputs], [dy.stride(0), 1], [height, self.how.out]),
+        )
+
+
+_multiply = lru_cache(maxsize=4096)(Multiply)
+
+
+def product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, turned: bool) -> Tensor:
+    outputs = dy.shape[1]
+    dy = dy if dy.stride(1) == 1 and dy.stride(0) >= outputs else dy.contiguous()
+    step = dy.stride(0)
+    tma = dy.data_ptr() % 16 == 0 and step * dy.itemsize % 16 == 0
+    return _multiply(grid, outputs, step, dy.dtype, dy.device, turned, tma, precision())(values, index, dy)
+
+
+def _summed(parts: Tensor, out: Tensor, splits: int) -> Tensor:
+    if splits > 1:
+        with device_of(out):
+            sum_kernel[(triton.cdiv(out.numel(), SUM_SIZE),)](parts, out, out.numel(), splits, SUM_SIZE)
+    return out
+
+
+def _per_column(grid: Grid) -> int:
+    return grid.kept if grid.layout == BALANCED else math.ceil(grid.kept / grid.across)
+
+
+def _columns(index: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the blocks, column after column; where each lies; and where each column begins."""
+    if grid.layout == BALANCED:
+        return index, index, index
+    across, downs = _places(index, grid)
+    ordered, order = across.sort(stable=True)
+    borders = torch.arange(grid.across + 1, dtype=torch.int32, device=index.device)
+    return downs[order], order.to(torch.int32), torch.searchsorted(ordered, borders, out_int32=True)
+
+
+def _places(index: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    across, downs = places(index, grid)
+    return across.to(torch.int32), downs.to(torch.int32)
+
+
+def _serves(dtype: torch.dtype, grid: Grid) -> bool:
+    return dtype in DTYPES and grid.blocks > 0
+
+
+def precision() -> str:
+    """How float32 is multiplied: as torch is told to."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"

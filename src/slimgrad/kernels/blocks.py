@@ -1,0 +1,159 @@
+"""Blocks of a matrix, and which of them are kept: the geometry that both twins share.
+
+A tensor is taken for a matrix whose columns are features: those of its last dimension, or of its second one if it has
+four or more, as the input of a convolution has. Its rows are all that is left, samples and positions. The matrix is cut
+into blocks of `height` rows and `width` columns; at the borders blocks are filled up with zeros, in what is kept and
+never by a copy of the tensor.
+
+Two layouts say which blocks are kept:
+
+- BALANCED: the same number in each column of blocks, so that every shape is known beforehand and a product has as much
+  to do for each. `values` holds [columns, kept, height, width], `index` the block's row for each, ascending.
+- BSR: the strongest of the whole matrix. `values` holds [kept, height, width] row by row, `index` first where each row
+  of blocks begins (one more than there are), then each block's column: crow_indices and col_indices of
+  `torch.sparse_bsr_tensor`.
+
+Norms are sums of magnitudes (L1) or of squares (L2; a root would change no order), in float32. Of equal ones the first
+are kept, and a NaN is larger than all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slimgrad.errors import SpecError
+
+INDEX_BYTES = 4
+MOST_UNIT = 16
+SIZES = (16, 32, 64, 128)
+"""Rows or columns that a block may have."""
+
+
+LAYOUTS = BALANCED, BSR = "balanced", "bsr"
+"""Among which blocks the strongest are kept; see above."""
+NORMS = L1, L2 = "l1", "l2"
+
+
+class Matrix(NamedTuple):
+    """A tensor as a matrix: element (r, c) lies at r // inner * outer_step + r % inner * inner_step + c * step."""
+
+    rows: int
+    columns: int
+    inner: int
+    outer_step: int
+    inner_step: int
+    step: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], stride: Sequence[int]) -> Matrix | None:
+        """None where the rows lie in memory in a way that takes more than two steps to tell."""
+        rows, columns = extent(shape)
+        at = feature_dim(len(shape))
+        groups: list[tuple[int, int]] = []
+        for dim, (size, step) in enumerate(zip(shape, stride, strict=True)):
+            if dim == at or size == 1:
+                continue
+            if groups and groups[-1][1] == size * step:
+                groups[-1] = groups[-1][0] * size, step
+            else:
+                groups.append((size, step))
+        if len(groups) > 2:
+            return None
+        (_, outer), (inner, near) = [(1, 0)] * (2 - len(groups)) + groups
+        return cls(rows, columns, max(1, inner), outer, near, stride[at] if shape else 1)
+
+    @property
+    def unit(self) -> int:
+        """The largest power of two, up to MOST_UNIT, that divides the columns and all steps but inner ones of 1."""
+        inner = (step for step in (self.inner_step, self.step) if step != 1)
+        return math.gcd(MOST_UNIT, self.columns, self.outer_step, *inner)
+
+    @property
+    def in_units(self) -> tuple[tuple[int, ...], tuple[bool, int, int, int]]:
+        """All numbers, columns and steps divided by the unit; and whether all rows lie one step apart, the unit, and
+        what the last two steps were divided by.
+        """
+        unit = self.unit
+        inner, step = (1 if each == 1 else unit for each in (self.inner_step, self.step))
+        numbers = (self.rows, self.columns // unit, self.inner, self.outer_step // unit)
+        return (*numbers, self.inner_step // inner, self.step // step), (self.inner == self.rows, unit, inner, step)
+
+
+class Grid(NamedTuple):
+    """A matrix cut into blocks, of which so many are kept: in each column of blocks, or in all."""
+
+    rows: int
+    columns: int
+    height: int
+    width: int
+    kept: int
+    layout: str
+    norm: str
+
+    @classmethod
+    def of(cls, shape: Sequence[int], keep: float, block: tuple[int, int], layout: str, norm: str) -> Grid:
+        """For the part `keep` of the blocks. A block is no larger than the matrix needs."""
+        rows, columns = extent(shape)
+        height, width = fitted(block[0], rows), fitted(block[1], columns)
+        down, across = math.ceil(rows / height), math.ceil(columns / width)
+        among = down if layout == BALANCED else down * across
+        kept = min(among, math.ceil(keep * among - 1e-9 * among))  # 0.1 * 50 is 5, though a little more in floats
+        return cls(rows, columns, height, width, kept, layout, norm)
+
+    @property
+    def down(self) -> int:
+        """Blocks in a column of them."""
+        return math.ceil(self.rows / self.height)
+
+    @property
+    def across(self) -> int:
+        return math.ceil(self.columns / self.width)
+
+    @property
+    def blocks(self) -> int:
+        """How many are kept in all."""
+        return self.kept * self.across if self.layout == BALANCED else self.kept
+
+    @property
+    def values_shape(self) -> tuple[int, ...]:
+        lead = (self.across, self.kept) if self.layout == BALANCED else (self.kept,)
+        return (*lead, self.height, self.width)
+
+    @property
+    def index_size(self) -> int:
+        return self.blocks + (0 if self.layout == BALANCED else self.down + 1)
+
+    def nbytes(self, itemsize: int) -> int:
+        """Of values and index."""
+        return self.blocks * self.height * self.width * itemsize + self.index_size * INDEX_BYTES
+
+
+def feature_dim(dims: int) -> int:
+    """Of N, C, ... as convolutions have it, or of ..., C as products do."""
+    return 1 if dims >= 4 else dims - 1
+
+
+def extent(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a tensor of this shape."""
+    columns = shape[feature_dim(len(shape))] if shape else 1
+    return (math.prod(shape) // columns if columns else 0), columns
+
+
+def fitted(size: int, extent: int) -> int:
+    """The block's size, or the smallest one that covers the whole extent."""
+    return min(size, next(each for each in (*SIZES, size) if each >= min(extent, size)))
+
+
+def check_blocks(values: Tensor, index: Tensor, grid: Grid) -> None:
+    """Before memory is read by an index that somebody hands in."""
+    fits = values.shape == grid.values_shape and index.dtype == torch.int32 and index.shape == (grid.index_size,)
+    if not fits or not (values.is_contiguous() and index.is_contiguous()):
+        raise SpecError(
+            f"expected values of shape {grid.values_shape} and {grid.index_size} indices of int32, contiguous, for "
+            f"{grid}; found {tuple(values.shape)} and {tuple(index.shape)} of {index.dtype}"
+        )
