@@ -99,6 +99,24 @@ def test_dw_sees_the_strongest_blocks_and_dx_everything(
     assert report.kept_after == report.promised < report.kept_before
 
 
+@pytest.mark.parametrize("group", [2, 16])
+def test_what_is_dropped_may_be_told_by_its_means(group: int, put_together: list[BlockOperand]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(90, 40) + torch.linspace(-2, 2, 40)
+    codec = Blocks(keep=0.4, block=SMALL, means=group)
+    packed = codec.pack(x, OPERAND)
+    means = torch.cat([rows.mean(0, keepdim=True).expand_as(rows) for rows in x.split(group)])
+    # The blocks that means tell least of are kept.
+    kept = strongest(x - means, 1, 0.4, SMALL, "balanced") != 0
+    expected = torch.where(kept, x, means)
+    assert torch.allclose(codec.unpack(packed), expected, atol=1e-6)
+    assert torch.equal(codec.unpack(packed)[kept], x[kept])
+    assert packed.nbytes == Blocks(keep=0.4, block=SMALL).promised(x.shape, x.dtype) + -(-90 // group) * 40 * 4
+    dy = torch.randn(90, 24)
+    assert torch.allclose(torch.mm(dy.t(), BlockOperand(codec, packed)), dy.t() @ expected, atol=1e-4)
+    assert not put_together
+
+
 def test_all_blocks_give_the_dense_product() -> None:
     layer = nn.Linear(96, 40).double()
     x, dy = torch.randn(500, 96).double(), torch.randn(500, 40).double()
@@ -148,7 +166,7 @@ def test_the_standard_layout_goes_to_torch_sparse_and_comes_back() -> None:
     back = codec.from_sparse_bsr(sparse)
     assert all(torch.equal(a, b) for a, b in zip(back.payload, packed.payload, strict=True))
     assert torch.equal(codec.unpack(back), codec.unpack(packed))
-    with pytest.raises(sg.SpecError, match="only layout='bsr' lies in memory"):
+    with pytest.raises(sg.SpecError, match="only layout='bsr', without means"):
         Blocks().to_sparse_bsr(Blocks().pack(x, OPERAND))
     with pytest.raises(sg.SpecError, match=r"blocks of \(64, 64\), found values of"):
         Blocks(layout="bsr").from_sparse_bsr(sparse)
@@ -271,6 +289,11 @@ def test_what_a_product_is_handed_can_be_looked_at() -> None:
         ({"block": "quick"}, "block must be rows and columns or 'auto', found 'quick'"),
         ({"norm": "max"}, "norm must be one of l1, l2; found 'max'"),
         ({"layout": "coo"}, "layout must be one of balanced, bsr; found 'coo'"),
+        (
+            {"means": 3},
+            "means must be 0 or rows, one of 2, 4, 8, 16, 32, 64, 128 and no more than a block has; found 3",
+        ),
+        ({"means": 128}, "no more than a block has; found 128"),
         ({"warmup": -1}, "warmup must be a number of steps"),
         ({"warmup": 5, "keep": {0: 0.1}}, "and keep a single part with it"),
         ({"rest": "quant"}, "block_pruning: rest must be a codec such as"),
@@ -285,7 +308,9 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, object], message: st
 RECIPES: dict[str, Callable[[], sg.BlockPruning]] = {
     "plain": sg.block_pruning,
     "auto": lambda: sg.block_pruning(0.2, "auto", norm="l2"),
-    "all": lambda: sg.block_pruning(0.2, (32, 64), sg.Quant(bits=4), warmup=9, layers={"head": 0.5}, layout="bsr"),
+    "all": lambda: sg.block_pruning(
+        0.2, (32, 64), sg.Quant(bits=4), warmup=9, layers={"head": 0.5}, layout="bsr", means=8
+    ),
 }
 
 

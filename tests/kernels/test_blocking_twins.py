@@ -44,18 +44,24 @@ def matrix(x: Tensor) -> Tensor:
 
 
 def check(x: Tensor, grid: Grid, place: torch.device) -> None:
-    values, index = kernels.keep_blocks(x, grid, force="torch")
+    expected = kernels.keep_blocks(x, grid, force="torch")
     found = kernels.keep_blocks(x.to(place), grid, force="triton")
-    assert torch.equal(found[0].cpu(), values) and torch.equal(found[1].cpu(), index)
-    back = kernels.put_blocks_back(*found, x.shape, x.stride(), grid, force="triton")
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True))
+    layout = (x.shape, x.stride(), grid)
+    back = kernels.put_blocks_back(*found[:2], *layout, *found[2:], force="triton")
     assert back.stride() == x.stride()
-    assert torch.equal(back.cpu(), kernels.put_blocks_back(values, index, x.shape, x.stride(), grid, force="torch"))
+    assert torch.equal(back.cpu(), kernels.put_blocks_back(*expected[:2], *layout, *expected[2:], force="torch"))
     for outputs in (40, 37):  # with and without the tensor memory accelerator
         dy = numbers((grid.rows, outputs), x.dtype)
         for turned in (False, True):
-            dw = kernels.block_product(*found, dy.to(place), grid, turned=turned, force="triton").cpu()
+            how = {"turned": turned, "force": "triton"}
+            dw = kernels.block_product(*found[:2], dy.to(place), grid, *found[2:], **how).cpu()
             exact = dy.t().double() @ matrix(back.cpu()).double()
-            assert torch.equal(dw, (exact.t() if turned else exact).to(x.dtype))
+            exact = exact.t() if turned else exact
+            if grid.group:  # a second product is added, after a rounding
+                assert torch.allclose(dw.double(), exact, rtol=4 * torch.finfo(x.dtype).eps, atol=0.1)
+            else:
+                assert torch.equal(dw, exact.to(x.dtype))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -71,6 +77,15 @@ def test_kept_blocks_and_products_agree(
 @pytest.mark.parametrize("keep", [0.1, 1.0])
 def test_every_size_of_block(block: tuple[int, int], keep: float, place: torch.device) -> None:
     check(numbers((700, 270), torch.float16), Grid.of((700, 270), keep, block, "balanced", "l1"), place)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("group", [2, 16, 32])
+def test_means_of_what_is_dropped(group: int, shape: tuple[int, ...], layout: str, place: torch.device) -> None:
+    """Sums of 2, 16 or 32 small integers, of 11 or of 18 at the end: their means round alike."""
+    x = numbers(shape, torch.float32)
+    check(x, Grid.of(shape, 0.4, (32, 16), layout, "l1", group), place)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -28,6 +28,7 @@ def packed_groups(how: Groups) -> Tensor:
 TABLE = library.flat_buckets(buckets(3))
 PICKED = library.pick_largest(torch.randn(999), 99, True)
 GRID = Grid.of((200, 7), 0.4, (32, 16), "bsr", "l1")
+MEANS = GRID._replace(group=8)
 FORMATS = [Groups(4, 128), Groups(3, 64, zeros=True), Groups(8, 1024, stochastic=True, seed=3)]
 
 CALLS = {
@@ -56,7 +57,12 @@ CALLS = {
     "keep_blocks": lambda: (library.keep_blocks, (torch.randn(7, 200).t(), *GRID)),
     "put_blocks_back": lambda: (
         library.put_blocks_back,
-        (*library.keep_blocks(torch.randn(200, 7), *GRID), (200, 7), (1, 200), *GRID),
+        (*library.keep_blocks(torch.randn(200, 7), *GRID)[:2], None, (200, 7), (1, 200), *GRID),
+    ),
+    "keep_blocks, means": lambda: (library.keep_blocks, (torch.randn(7, 200).t(), *MEANS)),
+    "put_blocks_back, means": lambda: (
+        library.put_blocks_back,
+        (*library.keep_blocks(torch.randn(200, 7), *MEANS), (200, 7), (1, 200), *MEANS),
     ),
     "pack_window": lambda: (library.pack_window, (indices(), *POOL)),
     "unpack_window": lambda: (library.unpack_window, (library.pack_window(indices(), *POOL), *POOL)),
@@ -80,6 +86,7 @@ CODECS: dict[str, tuple[Codec, Demand]] = {
     "largest": (sg.TopK(keep=0.1), Demand(need=Need.OPERAND)),
     "largest, and signs": (sg.TopK(keep=0.1, signs=True), Demand(need=Need.OPERAND)),
     "blocks": (sg.Blocks(keep=0.1, block=(16, 32)), Demand(need=Need.OPERAND)),
+    "blocks, and means": (sg.Blocks(keep=0.1, block=(16, 32), means=8), Demand(need=Need.OPERAND)),
     "largest, 8 bits": (sg.TopK(keep=0.1, values=8), Demand(need=Need.OPERAND)),
 }
 

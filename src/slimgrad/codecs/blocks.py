@@ -16,6 +16,8 @@ from slimgrad.kernels import Blocker, Grid, Layout
 from slimgrad.kernels.blocks import BALANCED, BSR, L1, LAYOUTS, NORMS, SIZES, check_blocks
 from slimgrad.spec import Need
 
+GROUPS = (2, 4, 8, *SIZES)
+"""Rows that may have a mean."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -25,14 +27,16 @@ class Blocks(Codec):
 
     A tensor is taken for a matrix whose columns are features (the last dimension, or the second of four and more) and
     whose rows are all that is left; `block` is rows by columns. "balanced" keeps as many blocks in each column of them,
-    "bsr" the strongest of all, as `torch.sparse_bsr_tensor` holds them. The gradient of a weight is computed from the
-    blocks themselves (ops/operands.py).
+    "bsr" the strongest of all, as `torch.sparse_bsr_tensor` holds them. With `means=16` what is dropped is not taken
+    for zero, but for the mean of its column over 16 rows; any power of two up to the rows of a block will do. The
+    gradient of a weight is computed from what is kept itself (ops/operands.py).
     """
 
     keep: float = 0.1
     block: tuple[int, int] = (64, 64)
     norm: Literal["l1", "l2"] = L1  # type: ignore[assignment]
     layout: Literal["balanced", "bsr"] = BALANCED  # type: ignore[assignment]
+    means: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.keep, bool) or not isinstance(self.keep, (int, float)) or not 0 < self.keep <= 1:
@@ -46,6 +50,11 @@ class Blocks(Codec):
             raise SpecError(f"Blocks: norm must be one of {', '.join(NORMS)}; found {self.norm!r}")
         if self.layout not in LAYOUTS:
             raise SpecError(f"Blocks: layout must be one of {', '.join(LAYOUTS)}; found {self.layout!r}")
+        if type(self.means) is not int or (self.means and (self.means not in GROUPS or self.means > self.block[0])):
+            groups = ", ".join(map(str, GROUPS))
+            raise SpecError(
+                f"Blocks: means must be 0 or rows, one of {groups} and no more than a block has; found {self.means!r}"
+            )
 
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
         return demand.need is Need.OPERAND and dtype in DTYPES
@@ -62,14 +71,14 @@ class Blocks(Codec):
 
     def grid(self, shape: Sequence[int]) -> Grid:
         """How a tensor of this shape is cut, and how many blocks of it are kept."""
-        return Grid.of(shape, self.keep, self.block, self.layout, self.norm)
+        return Grid.of(shape, self.keep, self.block, self.layout, self.norm, self.means)
 
     def to_sparse_bsr(self, packed: Packed) -> Tensor:
         """What was packed as a `torch.sparse_bsr_tensor`: the matrix, filled up to whole blocks. Nothing is copied."""
-        values, index = packed.payload
+        values, index, *means = packed.payload
         grid: Grid = packed.extra.grid
-        if grid.layout != BSR:
-            raise SpecError(f"{self!r}: only layout='bsr' lies in memory as torch.sparse_bsr_tensor does")
+        if grid.layout != BSR or means:
+            raise SpecError(f"{self!r}: only layout='bsr', without means, is what torch.sparse_bsr_tensor holds")
         size = (grid.down * grid.height, grid.across * grid.width)
         starts, columns = index.split([grid.down + 1, grid.kept])
         return torch.sparse_bsr_tensor(starts, columns, values, size, check_invariants=False)
@@ -77,9 +86,10 @@ class Blocks(Codec):
     def from_sparse_bsr(self, matrix: Tensor) -> Packed:
         """A `torch.sparse_bsr_tensor` with this codec's block, as if its blocks had been packed."""
         values = matrix.values()
-        if self.layout != BSR or tuple(values.shape[1:]) != self.block or values.dim() != 3:
+        if self.layout != BSR or self.means or tuple(values.shape[1:]) != self.block or values.dim() != 3:
             raise SpecError(
-                f"{self!r}: expected layout='bsr' and blocks of {self.block}, found values of {tuple(values.shape)}"
+                f"{self!r}: expected layout='bsr', no means and blocks of {self.block}, "
+                f"found values of {tuple(values.shape)}"
             )
         index = torch.cat([matrix.crow_indices(), matrix.col_indices()]).to(torch.int32)
         (rows, columns), (height, width) = matrix.shape, self.block

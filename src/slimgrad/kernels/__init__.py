@@ -187,10 +187,13 @@ def put_back(
     return twin("picking", values.device, force).put_back(values, places, shape, stride, picks, signs)  # type: ignore[no-any-return]
 
 
-def keep_blocks(x: Tensor, grid: Grid, *, force: Backend | None = None) -> tuple[Tensor, Tensor]:
-    """The strongest blocks of a tensor, taken for a matrix, and an index of where they were: see blocks.py."""
+def keep_blocks(x: Tensor, grid: Grid, *, force: Backend | None = None) -> tuple[Tensor, ...]:
+    """The strongest blocks of a tensor, taken for a matrix, an index of where they were, and means of the others, if
+    the grid has groups: see blocks.py.
+    """
     if is_compiling():
-        return library.keep_blocks(x, *grid)  # type: ignore[no-any-return]
+        values, index, means = library.keep_blocks(x, *grid)
+        return (values, index, means) if grid.group else (values, index)
     return twin("blocking", x.device, force).keep_blocks(x, grid)  # type: ignore[no-any-return]
 
 
@@ -200,20 +203,28 @@ def put_blocks_back(
     shape: Sequence[int],
     stride: Sequence[int],
     grid: Grid,
+    means: Tensor | None = None,
     *,
     force: Backend | None = None,
 ) -> Tensor:
-    """A tensor of that dense layout with the blocks where they were, and zeros elsewhere."""
+    """A tensor of that dense layout with the blocks where they were; elsewhere zeros, or means."""
     if is_compiling():
-        return library.put_blocks_back(values, index, shape, stride, *grid)  # type: ignore[no-any-return]
-    return twin("blocking", values.device, force).put_blocks_back(values, index, shape, stride, grid)  # type: ignore[no-any-return]
+        return library.put_blocks_back(values, index, means, shape, stride, *grid)  # type: ignore[no-any-return]
+    return twin("blocking", values.device, force).put_blocks_back(values, index, shape, stride, grid, means)  # type: ignore[no-any-return]
 
 
 def block_product(
-    values: Tensor, index: Tensor, dy: Tensor, grid: Grid, *, turned: bool = False, force: Backend | None = None
+    values: Tensor,
+    index: Tensor,
+    dy: Tensor,
+    grid: Grid,
+    means: Tensor | None = None,
+    *,
+    turned: bool = False,
+    force: Backend | None = None,
 ) -> Tensor:
-    """dY^T X by the blocks of X that are kept, for dY of [rows, outputs]; turned, its transpose. Eager only."""
-    return twin("blocking", dy.device, force).block_product(values, index, dy, grid, turned=turned)  # type: ignore[no-any-return]
+    """dY^T X by what is kept of X, for dY of [rows, outputs]; turned, its transpose. Eager only."""
+    return twin("blocking", dy.device, force).block_product(values, index, dy, grid, means, turned=turned)  # type: ignore[no-any-return]
 
 
 class BlocksByFunctions(NamedTuple):
@@ -222,14 +233,15 @@ class BlocksByFunctions(NamedTuple):
     layout: Layout
     grid: Grid
 
-    def keep(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def keep(self, x: Tensor) -> tuple[Tensor, ...]:
         return keep_blocks(x, self.grid)
 
-    def put_back(self, values: Tensor, index: Tensor) -> Tensor:
-        return put_blocks_back(values, index, self.layout.shape, self.layout.stride, self.grid)
+    def put_back(self, values: Tensor, index: Tensor, means: Tensor | None = None) -> Tensor:
+        return put_blocks_back(values, index, self.layout.shape, self.layout.stride, self.grid, means)
 
-    def product(self, values: Tensor, index: Tensor, dy: Tensor, turned: bool) -> Tensor:
-        return block_product(values, index, dy, self.grid, turned=turned)
+    def product(self, held: Sequence[Tensor], dy: Tensor, turned: bool) -> Tensor:
+        values, index, *means = held
+        return block_product(values, index, dy, self.grid, *means, turned=turned)
 
 
 def blocker(layout: Layout, grid: Grid) -> Blocker:

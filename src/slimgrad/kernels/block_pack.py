@@ -40,16 +40,28 @@ def fits(r, c, rows, columns, UNIT: tl.constexpr):
 
 @triton.jit(do_not_specialize=[*COUNTS, "groups"])
 def norms_kernel(
-    x, norms, rows, columns, inner, outer_step, inner_step, step, down, groups,
+    x, norms, means, rows, columns, inner, outer_step, inner_step, step, down, groups,
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, SQUARES: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, GROUP: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
-    """The norms of BESIDE blocks that lie side by side."""
-    row, group = tl.program_id(0) // groups, tl.program_id(0) % groups
+    """The norms of BESIDE blocks that lie side by side, and the means of their groups of rows.
+
+    The last rows come first: they were written last, and lie in the cache if any do.
+    """
+    row, group = down - 1 - tl.program_id(0) // groups, tl.program_id(0) % groups
     r = row * HEIGHT + tl.arange(0, HEIGHT)
     c = group * (BESIDE * WIDTH) + tl.arange(0, BESIDE * WIDTH)
     at = addresses(r, c, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP)
-    found = tl.load(x + at, mask=fits(r, c, rows, columns, UNIT), other=0.0).to(tl.float32)
+    inside = fits(r, c, rows, columns, UNIT)
+    found = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if GROUP > 0:
+        grouped = tl.reshape(found, [HEIGHT // GROUP, GROUP, BESIDE * WIDTH])
+        first = row * HEIGHT + tl.arange(0, HEIGHT // GROUP) * GROUP
+        count = tl.minimum(tl.maximum(rows - first, 1), GROUP).to(tl.float32)
+        mean = tl.sum(grouped, 1) / count[:, None]
+        place = (first // GROUP).to(tl.int64)[:, None] * (columns * UNIT) + c[None, :]
+        tl.store(means + place, mean, mask=fits(first, c, rows, columns, UNIT))
+        found = tl.where(inside, tl.reshape(grouped - mean[:, None, :], [HEIGHT, BESIDE * WIDTH]), 0.0)
     found = found * found if SQUARES else tl.abs(found)
     if BESIDE == 1:  # each thread adds up all it has before it asks others
         tl.store(norms + group * down + row, tl.sum(tl.sum(tl.reshape(found, [HEIGHT * WIDTH // 8, 8]), 1), 0))
@@ -72,9 +84,9 @@ def threshold(keys, kept):
 
 @triton.jit(do_not_specialize=[*COUNTS, "kept", "each", "parts"])
 def keep_kernel(
-    x, values, norms, index, rows, columns, inner, outer_step, inner_step, step, down, kept, each, parts,
+    x, values, norms, index, means, rows, columns, inner, outer_step, inner_step, step, down, kept, each, parts,
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROOM: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """Select in one column of blocks, and gather `each` of those that are kept."""
     across, part = tl.program_id(0) // parts, tl.program_id(0) % parts
@@ -98,7 +110,19 @@ def keep_kernel(
             x, row, across, rows, columns, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP, HEIGHT, WIDTH
         )
         tl.store(block + within(HEIGHT, WIDTH), found)
+        forget(means, row, across, rows, columns * UNIT, HEIGHT, WIDTH, GROUP)
         number += 1
+
+
+@triton.jit
+def forget(means, row, across, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr):
+    """The means of a block that is kept."""
+    if GROUP > 0:
+        first = row * HEIGHT + tl.arange(0, HEIGHT // GROUP) * GROUP
+        c = across * WIDTH + tl.arange(0, WIDTH)
+        place = (first // GROUP).to(tl.int64)[:, None] * columns + c[None, :]
+        nothing = tl.zeros([HEIGHT // GROUP, WIDTH], tl.float32)
+        tl.store(means + place, nothing, mask=(first < rows)[:, None] & (c < columns)[None, :])
 
 
 @triton.jit
@@ -121,9 +145,9 @@ def read_block(
 
 @triton.jit(do_not_specialize=["inner"])
 def gather_kernel(
-    x, values, acrosses, downs, rows, columns, inner, outer_step, inner_step, step,
+    x, values, acrosses, downs, means, rows, columns, inner, outer_step, inner_step, step,
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One block each, of those that are named."""
     number = tl.program_id(0)
@@ -132,6 +156,7 @@ def gather_kernel(
         x, row, across, rows, columns, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP, HEIGHT, WIDTH
     )
     tl.store(values + number.to(tl.int64) * (HEIGHT * WIDTH) + within(HEIGHT, WIDTH), found)
+    forget(means, row, across, rows, columns * UNIT, HEIGHT, WIDTH, GROUP)
 
 
 @triton.jit(do_not_specialize=["inner", "kept"])
@@ -148,3 +173,33 @@ def put_kernel(
     r, c = row * HEIGHT + tl.arange(0, HEIGHT), across * WIDTH + tl.arange(0, WIDTH)
     at = addresses(r, c, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP)
     tl.store(out + at, found, mask=fits(r, c, rows, columns, UNIT))
+
+
+@triton.jit(do_not_specialize=["inner", "groups"])
+def fill_kernel(
+    means, out, rows, columns, inner, outer_step, inner_step, step, groups,
+    ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Every element as the mean of its group."""
+    row, column = tl.program_id(0) // groups, tl.program_id(0) % groups
+    r, c = row * HEIGHT + tl.arange(0, HEIGHT), column * WIDTH + tl.arange(0, WIDTH)
+    inside = fits(r, c, rows, columns, UNIT)
+    mean = tl.load(means + (r // GROUP).to(tl.int64)[:, None] * (columns * UNIT) + c[None, :], mask=inside)
+    tl.store(out + addresses(r, c, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP), mean, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "groups"])
+def group_kernel(
+    dy, sums, rows, outputs, step, groups, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    UNIT: tl.constexpr,
+):  # fmt: skip
+    """The sums of groups of rows."""
+    row, column = tl.program_id(0) // groups, tl.program_id(0) % groups
+    r, c = row * HEIGHT + tl.arange(0, HEIGHT), column * WIDTH + tl.arange(0, WIDTH)
+    at = r.to(tl.int64)[:, None] * (step * UNIT) + c[None, :]
+    found = tl.load(dy + at, mask=fits(r, c, rows, outputs, UNIT), other=0.0).to(tl.float32)
+    total = tl.sum(tl.reshape(found, [HEIGHT // GROUP, GROUP, WIDTH]), 1)
+    first = row * (HEIGHT // GROUP) + tl.arange(0, HEIGHT // GROUP)
+    place = first.to(tl.int64)[:, None] * (outputs * UNIT) + c[None, :]
+    tl.store(sums + place, total, mask=fits(first * GROUP, c, rows, outputs, UNIT))

@@ -14,7 +14,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from slimgrad.kernels import reference_blocks
 from slimgrad.kernels.block_multiply import product_kernel, sum_kernel
-from slimgrad.kernels.block_pack import gather_kernel, keep_kernel, norms_kernel, put_kernel
+from slimgrad.kernels.block_pack import (
+    fill_kernel,
+    gather_kernel,
+    group_kernel,
+    keep_kernel,
+    norms_kernel,
+    put_kernel,
+)
 from slimgrad.kernels.blocks import BALANCED, L2, Grid, Matrix, check_blocks
 from slimgrad.kernels.geometry import Layout
 from slimgrad.kernels.launch import Launch, device_of, is_current, launch, variant_of
@@ -37,32 +44,37 @@ MOST_STAGES, STAGES_OF_MANY = 6, 3
 LEAST_BLOCKS = 4
 """That a program multiplies, if a column of blocks is split."""
 SUM_SIZE = 1024
+GROUP_WIDTH = 128
 MOST_SPLITS = 16
 
 
-def keep_blocks(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+def keep_blocks(x: Tensor, grid: Grid) -> tuple[Tensor, ...]:
     made = packer(Layout.of(x), grid)
     return reference_blocks.keep_blocks(x, grid) if made is None else made.keep(made.layout.dense(x))
 
 
-def block_norms(x: Tensor, grid: Grid) -> Tensor:
-    made = packer(Layout.of(x), grid)
-    return reference_blocks.block_norms(x, grid) if made is None else made.norms_of(made.layout.dense(x))
-
-
-def put_blocks_back(values: Tensor, index: Tensor, shape: Sequence[int], stride: Sequence[int], grid: Grid) -> Tensor:
-    check_blocks(values, index, grid)
+def put_blocks_back(
+    values: Tensor,
+    index: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    grid: Grid,
+    means: Tensor | None = None,
+) -> Tensor:
+    check_blocks(values, index, grid, means)
     made = packer(Layout(torch.Size(shape), tuple(stride), values.dtype, values.device), grid)
     if made is None:
-        return reference_blocks.put_blocks_back(values, index, shape, stride, grid)
-    return made.put_back(values, index)
+        return reference_blocks.put_blocks_back(values, index, shape, stride, grid, means)
+    return made.put_back(values, index, means)
 
 
-def block_product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, *, turned: bool = False) -> Tensor:
-    check_blocks(values, index, grid)
+def block_product(
+    values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor | None = None, *, turned: bool = False
+) -> Tensor:
+    check_blocks(values, index, grid, means)
     if not _serves(values.dtype, grid) or not dy.shape[1] or dy.dtype != values.dtype:
-        return reference_blocks.block_product(values, index, dy, grid, turned=turned)
-    return product(values, index, dy, grid, turned)
+        return reference_blocks.block_product(values, index, dy, grid, means, turned=turned)
+    return product(values, index, dy, grid, means, turned)
 
 
 @lru_cache(maxsize=4096)
@@ -74,7 +86,7 @@ def packer(layout: Layout, grid: Grid) -> Blocker | None:
 class Blocker:
     """All launches for one layout."""
 
-    __slots__ = ("balanced", "grid", "in_one", "keeping", "layout", "norms", "putting")
+    __slots__ = ("balanced", "filling", "grid", "in_one", "keeping", "layout", "norms", "putting")
 
     def __init__(self, layout: Layout, grid: Grid, matrix: Matrix) -> None:
         numbers, steps = matrix.in_units
@@ -84,44 +96,53 @@ class Blocker:
         each = triton.cdiv(grid.blocks, GATHERING * multiprocessors(layout.device))
         parts = triton.cdiv(grid.kept, each)
         room = triton.next_power_of_2(max(16, grid.down))
+        summing = (*size, beside, grid.group, grid.norm == L2)
         self.layout = layout
         self.grid = grid
         self.balanced = grid.layout == BALANCED
         self.in_one = self.balanced and grid.down <= MOST_DOWN
         """Whether one kernel selects and gathers."""
-        self.norms = Launch(
-            norms_kernel, grid.down * groups, *numbers, grid.down, groups, *steps, *size, beside, grid.norm == L2
-        )
+        self.norms = Launch(norms_kernel, grid.down * groups, *numbers, grid.down, groups, *steps, *summing)
         if self.in_one:
             counts = (grid.down, grid.kept, each, parts)
-            self.keeping = Launch(keep_kernel, grid.across * parts, *numbers, *counts, *steps, *size, room)
+            self.keeping = Launch(keep_kernel, grid.across * parts, *numbers, *counts, *steps, *size, grid.group, room)
         else:
-            self.keeping = Launch(gather_kernel, grid.blocks, *numbers, *steps, *size)
+            self.keeping = Launch(gather_kernel, grid.blocks, *numbers, *steps, *size, grid.group)
         self.putting = Launch(put_kernel, grid.blocks, *numbers, grid.kept, *steps, *size, self.balanced)
+        self.filling = Launch(fill_kernel, grid.down * grid.across, *numbers, grid.across, *steps, *size, grid.group)
 
-    def norms_of(self, x: Tensor) -> Tensor:
-        norms = torch.empty(self.grid.across, self.grid.down, dtype=torch.float32, device=x.device)
-        self.norms(x, norms)
-        return norms
+    def strengths(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Norms and means; norms twice where there are none."""
+        grid = self.grid
+        norms = torch.empty(grid.across, grid.down, dtype=torch.float32, device=x.device)
+        means = torch.empty(grid.means_shape, dtype=x.dtype, device=x.device) if grid.group else norms
+        self.norms(x, norms, means)
+        return norms, means
 
-    def keep(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        grid, norms = self.grid, self.norms_of(x)
+    def keep(self, x: Tensor) -> tuple[Tensor, ...]:
+        grid = self.grid
+        norms, means = self.strengths(x)
         values = torch.empty(grid.values_shape, dtype=x.dtype, device=x.device)
         if self.in_one:
             index = torch.empty(grid.index_size, dtype=torch.int32, device=x.device)
-            self.keeping(x, values, norms, index)
+            self.keeping(x, values, norms, index, means)
         else:
             index = select(norms, grid)
-            self.keeping(x, values, *_places(index, grid))
-        return values, index
+            self.keeping(x, values, *_places(index, grid), means)
+        return (values, index, means) if grid.group else (values, index)
 
-    def put_back(self, values: Tensor, index: Tensor) -> Tensor:
-        out = self.layout.empty().zero_()
+    def put_back(self, values: Tensor, index: Tensor, means: Tensor | None = None) -> Tensor:
+        out = self.layout.empty()
+        if means is None:
+            out.zero_()
+        else:
+            self.filling(means, out)
         self.putting(values, out, *((index, index) if self.balanced else _places(index, self.grid)))
         return out
 
-    def product(self, values: Tensor, index: Tensor, dy: Tensor, turned: bool) -> Tensor:
-        return block_product(values, index, dy, self.grid, turned=turned)
+    def product(self, held: Sequence[Tensor], dy: Tensor, turned: bool) -> Tensor:
+        values, index, *means = held
+        return block_product(values, index, dy, self.grid, *means, turned=turned)
 
 
 class Tiling(NamedTuple):
@@ -199,12 +220,29 @@ class Multiply:
 _multiply = lru_cache(maxsize=4096)(Multiply)
 
 
-def product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, turned: bool) -> Tensor:
+def product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor | None, turned: bool) -> Tensor:
     outputs = dy.shape[1]
     dy = dy if dy.stride(1) == 1 and dy.stride(0) >= outputs else dy.contiguous()
     step = dy.stride(0)
     tma = dy.data_ptr() % 16 == 0 and step * dy.itemsize % 16 == 0
-    return _multiply(grid, outputs, step, dy.dtype, dy.device, turned, tma, precision())(values, index, dy)
+    out = _multiply(grid, outputs, step, dy.dtype, dy.device, turned, tma, precision())(values, index, dy)
+    if means is None:
+        return out
+    sums = group_sums(dy, grid)
+    return out.addmm_(means.t(), sums) if turned else out.addmm_(sums.t(), means)
+
+
+def group_sums(dy: Tensor, grid: Grid) -> Tensor:
+    outputs, step = dy.shape[1], dy.stride(0)
+    unit = math.gcd(16, step, outputs)
+    width = min(GROUP_WIDTH, triton.next_power_of_2(outputs))
+    groups = triton.cdiv(outputs, width)
+    sums = torch.empty(grid.means_shape[0], outputs, dtype=dy.dtype, device=dy.device)
+    with device_of(dy):
+        group_kernel[(triton.cdiv(grid.rows, grid.height) * groups,)](
+            dy, sums, grid.rows, outputs // unit, step // unit, groups, grid.height, width, grid.group, unit
+        )
+    return sums
 
 
 def _summed(parts: Tensor, out: Tensor, splits: int) -> Tensor:

@@ -15,6 +15,10 @@ Two layouts say which blocks are kept:
 
 Norms are sums of magnitudes (L1) or of squares (L2; a root would change no order), in float32. Of equal ones the first
 are kept, and a NaN is larger than all.
+
+With a `group`, what is dropped is not taken for zero: a third tensor, `means`, holds for each group of so many rows the
+mean of every column, [groups, columns]; where a block is kept it is zero. Norms are then those of what means do not
+tell. The product gains a small one, (sums of dY over groups)^T means.
 """
 
 from __future__ import annotations
@@ -94,16 +98,20 @@ class Grid(NamedTuple):
     kept: int
     layout: str
     norm: str
+    group: int = 0
+    """Rows that have a mean; 0 if none have."""
 
     @classmethod
-    def of(cls, shape: Sequence[int], keep: float, block: tuple[int, int], layout: str, norm: str) -> Grid:
+    def of(
+        cls, shape: Sequence[int], keep: float, block: tuple[int, int], layout: str, norm: str, group: int = 0
+    ) -> Grid:
         """For the part `keep` of the blocks. A block is no larger than the matrix needs."""
         rows, columns = extent(shape)
         height, width = fitted(block[0], rows), fitted(block[1], columns)
         down, across = math.ceil(rows / height), math.ceil(columns / width)
         among = down if layout == BALANCED else down * across
         kept = min(among, math.ceil(keep * among - 1e-9 * among))  # 0.1 * 50 is 5, though a little more in floats
-        return cls(rows, columns, height, width, kept, layout, norm)
+        return cls(rows, columns, height, width, kept, layout, norm, min(group, height))
 
     @property
     def down(self) -> int:
@@ -128,9 +136,14 @@ class Grid(NamedTuple):
     def index_size(self) -> int:
         return self.blocks + (0 if self.layout == BALANCED else self.down + 1)
 
+    @property
+    def means_shape(self) -> tuple[int, int]:
+        return (math.ceil(self.rows / self.group), self.columns) if self.group else (0, 0)
+
     def nbytes(self, itemsize: int) -> int:
-        """Of values and index."""
-        return self.blocks * self.height * self.width * itemsize + self.index_size * INDEX_BYTES
+        """Of values, index and means."""
+        held = self.blocks * self.height * self.width + math.prod(self.means_shape)
+        return held * itemsize + self.index_size * INDEX_BYTES
 
 
 def feature_dim(dims: int) -> int:
@@ -149,8 +162,11 @@ def fitted(size: int, extent: int) -> int:
     return min(size, next(each for each in (*SIZES, size) if each >= min(extent, size)))
 
 
-def check_blocks(values: Tensor, index: Tensor, grid: Grid) -> None:
+def check_blocks(values: Tensor, index: Tensor, grid: Grid, means: Tensor | None = None) -> None:
     """Before memory is read by an index that somebody hands in."""
+    if (means is None) is bool(grid.group) or (means is not None and means.shape != grid.means_shape):
+        found = None if means is None else tuple(means.shape)
+        raise SpecError(f"expected means of shape {grid.means_shape if grid.group else None}, found {found}")
     fits = values.shape == grid.values_shape and index.dtype == torch.int32 and index.shape == (grid.index_size,)
     if not fits or not (values.is_contiguous() and index.is_contiguous()):
         raise SpecError(

@@ -186,21 +186,26 @@ def _(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int
 
 @custom_op("slimgrad::keep_blocks", mutates_args=())
 def keep_blocks(
-    x: Tensor, rows: int, columns: int, height: int, width: int, kept: int, layout: str, norm: str
-) -> tuple[Tensor, Tensor]:
-    return twin("blocking", x.device, None).keep_blocks(x, Grid(rows, columns, height, width, kept, layout, norm))  # type: ignore[no-any-return]
+    x: Tensor, rows: int, columns: int, height: int, width: int, kept: int, layout: str, norm: str, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The means are empty if there are no groups."""
+    grid = Grid(rows, columns, height, width, kept, layout, norm, group)
+    found = twin("blocking", x.device, None).keep_blocks(x, grid)
+    return found if group else (*found, x.new_empty(grid.means_shape))
 
 
 @keep_blocks.register_fake
-def _(x: Tensor, *fields: Any) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *fields: Any) -> tuple[Tensor, Tensor, Tensor]:
     grid = Grid(*fields)
-    return x.new_empty(grid.values_shape), x.new_empty(grid.index_size, dtype=torch.int32)
+    index = x.new_empty(grid.index_size, dtype=torch.int32)
+    return x.new_empty(grid.values_shape), index, x.new_empty(grid.means_shape)
 
 
 @custom_op("slimgrad::put_blocks_back", mutates_args=())
 def put_blocks_back(
     values: Tensor,
     index: Tensor,
+    means: Tensor | None,
     shape: Sequence[int],
     stride: Sequence[int],
     rows: int,
@@ -210,11 +215,14 @@ def put_blocks_back(
     kept: int,
     layout: str,
     norm: str,
+    group: int,
 ) -> Tensor:
-    grid = Grid(rows, columns, height, width, kept, layout, norm)
-    return twin("blocking", values.device, None).put_blocks_back(values, index, shape, stride, grid)  # type: ignore[no-any-return]
+    grid = Grid(rows, columns, height, width, kept, layout, norm, group)
+    return twin("blocking", values.device, None).put_blocks_back(values, index, shape, stride, grid, means)  # type: ignore[no-any-return]
 
 
 @put_blocks_back.register_fake
-def _(values: Tensor, index: Tensor, shape: Sequence[int], stride: Sequence[int], *grid: Any) -> Tensor:
+def _(
+    values: Tensor, index: Tensor, means: Tensor | None, shape: Sequence[int], stride: Sequence[int], *grid: Any
+) -> Tensor:
     return values.new_empty_strided(shape, stride)

@@ -12,23 +12,31 @@ from torch import Tensor
 from slimgrad.kernels.blocks import BALANCED, L1, Grid, check_blocks, feature_dim
 
 
-def block_norms(x: Tensor, grid: Grid) -> Tensor:
-    """One number for each block: [across, down]."""
-    wide = _matrix(x).to(torch.promote_types(x.dtype, torch.float32))
+def keep_blocks(x: Tensor, grid: Grid) -> tuple[Tensor, ...]:
+    """Values and index of the blocks that are kept; and means, if there are groups."""
+    norms, means = strengths(x, grid)
+    return gather_blocks(x, select(norms, grid), grid, means)
+
+
+def strengths(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
+    """One number for each block, [across, down], and the means of all groups."""
+    wide = _matrix(x.detach()).to(torch.promote_types(x.dtype, torch.float32))
+    means = None
+    if grid.group:
+        exact = _grouped(wide, grid) / _counts(wide, grid)
+        wide = wide - exact.repeat_interleave(grid.group, 0)[: grid.rows]
+        means = exact.to(x.dtype)
     wide = wide.abs() if grid.norm == L1 else wide.square()
-    return _blocks(wide, grid).sum((2, 3)).float()
+    return _blocks(wide, grid).sum((2, 3)).float(), means
 
 
-def keep_blocks(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Values and index of the blocks that are kept."""
-    return gather_blocks(x, select(block_norms(x, grid), grid), grid)
-
-
-def gather_blocks(x: Tensor, index: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """The blocks that an index names."""
+def gather_blocks(x: Tensor, index: Tensor, grid: Grid, means: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The blocks that an index names; their means are known to be zero from now on."""
     at = places(index, grid)
-    values = _blocks(_matrix(x.detach()), grid)[at.across, at.down].view(grid.values_shape)
-    return values.contiguous(), index
+    values = _blocks(_matrix(x.detach()), grid)[at.across, at.down].view(grid.values_shape).contiguous()
+    if means is None:
+        return values, index
+    return values, index, means.masked_fill(_kept(at, grid)[:: grid.group], 0)
 
 
 def select(norms: Tensor, grid: Grid) -> Tensor:
@@ -62,11 +70,20 @@ def places(index: Tensor, grid: Grid) -> Places:
     return Places(across, torch.searchsorted(starts, order, right=True) - 1)
 
 
-def put_blocks_back(values: Tensor, index: Tensor, shape: Sequence[int], stride: Sequence[int], grid: Grid) -> Tensor:
-    """A tensor of that layout with the blocks where they were, and zeros elsewhere."""
-    check_blocks(values, index, grid)
+def put_blocks_back(
+    values: Tensor,
+    index: Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    grid: Grid,
+    means: Tensor | None = None,
+) -> Tensor:
+    """A tensor of that layout with the blocks where they were; elsewhere zeros, or means."""
+    check_blocks(values, index, grid, means)
     at = places(index, grid)
     room = values.new_zeros(grid.across, grid.down, grid.height, grid.width)
+    if means is not None:
+        room.copy_(_blocks(means.repeat_interleave(grid.group, 0)[: grid.rows], grid))
     room[at.across, at.down] = values.view(-1, grid.height, grid.width)
     matrix = room.permute(1, 2, 0, 3).reshape(grid.down * grid.height, grid.across * grid.width)
     out = torch.empty_strided(shape, stride, dtype=values.dtype, device=values.device)
@@ -75,12 +92,14 @@ def put_blocks_back(values: Tensor, index: Tensor, shape: Sequence[int], stride:
     return out
 
 
-def block_product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, *, turned: bool = False) -> Tensor:
-    """dY^T X for dY of [rows, outputs], by the blocks of X that are kept: [outputs, columns]; turned, X^T dY.
+def block_product(
+    values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor | None = None, *, turned: bool = False
+) -> Tensor:
+    """dY^T X for dY of [rows, outputs], by what is kept of X: [outputs, columns]; turned, X^T dY.
 
     One column of blocks after the other, so that of dY no more is gathered than one of them reads.
     """
-    check_blocks(values, index, grid)
+    check_blocks(values, index, grid, means)
     at = places(index, grid)
     blocks = values.view(-1, grid.height, grid.width)
     out = dy.new_empty(dy.shape[1], grid.across * grid.width)
@@ -91,7 +110,30 @@ def block_product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, *, turn
         block = blocks[mine].reshape(-1, grid.width)
         out[:, column * grid.width : (column + 1) * grid.width] = read.t() @ block
     found = out[:, : grid.columns]
+    if means is not None:
+        found = found + _grouped(dy, grid).t() @ means
     return (found.t() if turned else found).contiguous()
+
+
+def _grouped(matrix: Tensor, grid: Grid) -> Tensor:
+    """The sums of groups of rows."""
+    below = -len(matrix) % grid.group
+    padded = torch.nn.functional.pad(matrix, (0, 0, 0, below)) if below else matrix
+    return padded.reshape(len(padded) // grid.group, grid.group, matrix.shape[1]).sum(1)
+
+
+def _counts(matrix: Tensor, grid: Grid) -> Tensor:
+    """Rows in each group: the last may have fewer."""
+    starts = torch.arange(0, grid.rows, grid.group, device=matrix.device)
+    return (grid.rows - starts).clamp(max=grid.group)[:, None].to(matrix.dtype)
+
+
+def _kept(at: Places, grid: Grid) -> Tensor:
+    """Of each element of the matrix, whether its block is kept."""
+    kept = torch.zeros(grid.down, grid.across, dtype=torch.bool, device=at.across.device)
+    kept[at.down, at.across] = True
+    wide = kept.repeat_interleave(grid.height, 0)[: grid.rows]
+    return wide.repeat_interleave(grid.width, 1)[:, : grid.columns]
 
 
 def _matrix(x: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ def _seconds(x: Tensor, dy: Tensor, codec: Blocks) -> float:
     grid = codec.grid(x.shape)
 
     def call() -> None:
-        values, index = kernels.keep_blocks(x, grid)
-        kernels.block_product(values, index, dy, grid)
+        values, index, *means = kernels.keep_blocks(x, grid)
+        kernels.block_product(values, index, dy, grid, *means)
 
     call()
     return (_seconds_on_gpu if x.is_cuda else _seconds_on_cpu)(call) / ROUNDS

@@ -55,7 +55,7 @@ class BlockOperand(Tensor):
 
     def product(self, dy: Tensor, turned: bool = False) -> Tensor:
         """dY^T X, or X^T dY."""
-        return self.packed.extra.product(*self.packed.payload, dy, turned)  # type: ignore[no-any-return]
+        return self.packed.extra.product(self.packed.payload, dy, turned)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"BlockOperand({self.codec!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
