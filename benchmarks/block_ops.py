@@ -11,6 +11,7 @@ them.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +184,7 @@ def shown(row: Row) -> str:
 
 
 def plotted(found: Sequence[Row], path: Path) -> Path:
-    """How much faster than the dense product, one panel for each part, one line for each block."""
+    """How much faster than the dense product: one panel for each part, one bar for each block."""
     from matplotlib.figure import Figure
     from plots import COLOURS, GREY, saved
 
@@ -192,17 +193,20 @@ def plotted(found: Sequence[Row], path: Path) -> Path:
     for panel, keep in zip(figure.subplots(1, len(keeps), squeeze=False).flat, keeps, strict=True):
         mine = [row for row in found if row.keep == keep]
         names = list(dict.fromkeys(row.shape for row in mine))
-        lines = list(dict.fromkeys((row.block, row.layout) for row in mine))
-        for (block, layout), colour in zip(lines, COLOURS * len(lines), strict=False):
-            line = [row for row in mine if (row.block, row.layout) == (block, layout)]
-            at = [names.index(row.shape) for row in line]
-            panel.plot(at, [row.faster for row in line], "o-", color=colour, label=f"{block} {layout}")
-            panel.plot(at, [row.faster_with_packing for row in line], "o:", color=colour, alpha=0.6)
+        kinds = list(dict.fromkeys((row.block, row.layout) for row in mine))
+        width = 0.8 / len(kinds)
+        for number, (kind, colour) in enumerate(zip(kinds, COLOURS * len(kinds), strict=False)):
+            bars = [row for row in mine if (row.block, row.layout) == kind]
+            at = [names.index(row.shape) - 0.4 + (number + 0.5) * width for row in bars]
+            panel.bar(at, [row.faster for row in bars], width, color=colour, alpha=0.4, label=" ".join(kind))
+            panel.bar(at, [row.faster_with_packing for row in bars], width, color=colour, label="with packing")
+            peers = [row.dense_us / row.sparse_us if row.sparse_us else math.nan for row in bars]
+            panel.plot(at, peers, "kx", label=None if number else "torch.sparse")
         panel.axhline(1, color=GREY, linewidth=1)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(top=1.3 * panel.get_ylim()[1])  # room for the legend
         panel.set_xticks(range(len(names)), names, rotation=45, ha="right")
         panel.set_title(f"{keep:g} kept", loc="left")
-    figure.axes[0].set_ylabel("times faster than the dense dW\n(dotted: with packing)")
+    figure.axes[0].set_ylabel("times faster than the dense dW")
     return saved(figure, path)
 
 

@@ -70,7 +70,7 @@ def test_dw_sees_the_strongest_blocks_and_dx_everything(
     if shape[1] == 3 and "conv" in name:
         pytest.skip("three channels fill no block: more would be kept than there is")
     treated = copy.deepcopy(plain)
-    run = sg.apply(treated, sg.block_pruning(0.3, SMALL, skip=(), layout=layout), min_bytes=0)
+    run = sg.apply(treated, Blocks(keep=0.3, block=SMALL, layout=layout), min_bytes=0)
     x = torch.randn(shape)
     features = 1 if isinstance(plain.layer, nn.modules.conv._ConvNd) and x.dim() >= 4 else x.dim() - 1
     x = x.to(memory_format=torch.channels_last) if "channels_last" in name else x
@@ -219,6 +219,20 @@ def test_a_relu_lets_go_and_weights_are_cast_again_only_with_a_rest() -> None:
     assert any("Relu" in name and codec == "Lossless()" for name, codec in codecs.items())
 
 
+def test_too_few_rows_are_left_alone() -> None:
+    """A tenth of eight blocks would be one of them: whole samples would be dropped."""
+    model = mlp()
+    run = sg.apply(model, sg.block_pruning(0.1, SMALL, skip=()), min_bytes=0)
+    for rows in (128, 128, 160, 160):
+        model(torch.randn(rows, 32)).sum().backward()
+    assert not [site for site in run.report().sites if "Blocks" in site.codec]
+    run.remove()
+    run = sg.apply(model, sg.block_pruning(0.1, SMALL, skip=()), min_bytes=0)
+    for _ in range(2):
+        model(torch.randn(160, 32)).sum().backward()
+    assert [site for site in run.report().sites if "Blocks" in site.codec]
+
+
 def test_no_mask_to_keep_is_no_mistake() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
     run = sg.apply(model, sg.block_pruning(0.25, SMALL), min_bytes=0)
@@ -245,7 +259,7 @@ def test_auto_takes_the_quickest_block_of_each_layer(monkeypatch: pytest.MonkeyP
 def site_at(path: str) -> sg.Site:
     return sg.Site(
         path=path, module="Linear", call=0, index=0, node="AddmmBackward0", slot="mat1", need=sg.Need.OPERAND, fn=None,
-        detail={}, shape=(256, 64), dtype="float32", bytes=65536, storage=0,
+        detail={}, shape=(1024, 64), dtype="float32", bytes=262144, storage=0,
     )  # fmt: skip
 
 

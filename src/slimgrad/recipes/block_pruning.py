@@ -4,6 +4,7 @@ skip all others in backward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -41,32 +42,39 @@ class BlockPruning(Pruning):
             raise SpecError(f"block_pruning: block must be rows and columns or 'auto', found {self.block!r}")
         super().__post_init__()
 
-    def codec(self, part: float) -> Codec:
+    def codec(self, part: float) -> Blocks:
         return self._sized(part, USUAL if self.block == AUTO else self.block)
 
-    def _sized(self, part: float, block: BlockSize) -> Codec:
+    def _sized(self, part: float, block: BlockSize) -> Blocks:
         return Blocks(keep=part, block=block, norm=self.norm, layout=self.layout, means=self.means)
 
     def _operands(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
-        """With "auto", a rule for each layer whose quickest block is not the usual one."""
-        rules = super()._operands(part, skipped, model)
-        if self.block != AUTO or part == 1:
-            return rules
-        others = {path: quickest_block(model.get_submodule(path), part, USUAL) for path in products(model)}
-        found: dict[BlockSize, list[str]] = {}
-        for path, block in others.items():
-            if block != USUAL and path not in skipped:
-                found.setdefault(block, []).append(path)
-        everything = tuple(products(model))
-        sized = [
-            Rule(Operands(tuple(path for path in everything if path not in paths)), self._sized(part, block))
-            for block, paths in found.items()
+        """With "auto", first the layers whose quickest block is not the usual one."""
+        if part == 1:
+            return super()._operands(part, skipped, model)
+        return [*self._quickest(part, skipped, model), _rule(self.codec(part), skipped)]
+
+    def _quickest(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
+        if self.block != AUTO:
+            return []
+        paths = products(model)
+        blocks = {path: quickest_block(model.get_submodule(path), part, USUAL) for path in paths}
+        return [
+            _rule(self._sized(part, block), tuple(path for path in paths if blocks[path] != block or path in skipped))
+            for block in dict.fromkeys(blocks.values())
+            if block != USUAL
         ]
-        return [*sized, *rules]
 
     def _exact(self) -> Rule:
         """Alone, without the weights: to cast their copies again takes 4 % of a step of ViT-B, for 2 % of the bytes."""
         return super()._exact() if self.rest is not None else Rule(AnyOf(EXACT), Lossless())
+
+
+def _rule(codec: Blocks, but: tuple[str, ...]) -> Rule:
+    """For products that read enough rows: a tenth of four blocks would be one, and what it tells of the others little.
+    So few are there where each row is a sample, behind a pooling.
+    """
+    return Rule(Operands(but, least_rows=math.ceil(codec.block[0] / codec.keep)), codec)
 
 
 def block_pruning(

@@ -98,7 +98,7 @@ class Pruning(Recipe):
         return self.keep if isinstance(self.keep, Mapping) else {0: self.keep}
 
     def _rules(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> Rules:
-        rules = [Rule(path, self._or_all(some)) for path, some in self.layers.items()]
+        rules = [Rule(path, Keep() if some == 1 else self.codec(some)) for path, some in self.layers.items()]
         rules += self._operands(part, skipped, model)
         if self.rest is not None:
             rules.append(Rule("*", self.rest))
@@ -110,11 +110,7 @@ class Pruning(Recipe):
 
     def _operands(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
         """The rules for all layers without a part of their own."""
-        return [Rule(Operands(skipped), self._or_all(part))]
-
-    def _or_all(self, part: float) -> Codec:
-        codec = self.codec(part)
-        return Keep() if part == 1 else codec
+        return [Rule(Operands(skipped), Keep() if part == 1 else self.codec(part))]
 
     def _skipped(self, entry: str, model: nn.Module) -> Iterable[str]:
         if entry in SKIPPED:

@@ -8,12 +8,13 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
 from slimgrad.codecs import CODECS, Codec, Lossless, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
+from slimgrad.kernels.blocks import extent
 from slimgrad.rules.wording import clauses
 from slimgrad.spec import OUTSIDE, Need, Site, Value
 from slimgrad.spec.values import checked_body
@@ -21,23 +22,35 @@ from slimgrad.spec.values import checked_body
 
 @dataclass(frozen=True, repr=False)
 class Operands(Value):
-    """Selects what serves the gradients of weights alone, but not in modules at these paths."""
+    """Selects what serves the gradients of weights alone, but not in modules at these paths, and not what has fewer
+    rows than that, as the matrix that a product reads.
+    """
 
     but: tuple[str, ...] = ()
+    least_rows: int = 0
 
     def __call__(self, site: Site) -> bool:
-        return site.need is Need.OPERAND and not any(path_matches(site.path, path) for path in self.but)
+        if site.need is not Need.OPERAND or any(path_matches(site.path, path) for path in self.but):
+            return False
+        return not self.least_rows or extent(site.shape)[0] >= self.least_rows
+
+    @property
+    def optional(self) -> bool:
+        """Whether it is no mistake if nothing is selected."""
+        return self.least_rows > 0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Operands:
-        return cls(tuple(checked_body(cls, data)["but"]))
+        body = checked_body(cls, data)
+        return cls(tuple(body["but"]), body["least_rows"])
 
 
 @dataclass(frozen=True, repr=False)
 class AnyOf(Value):
-    """Selects what has one of these needs; that there may be none is no mistake."""
+    """Selects what has one of these needs."""
 
     needs: tuple[Need, ...]
+    optional: ClassVar[bool] = True
 
     def __call__(self, site: Site) -> bool:
         return site.need in self.needs
@@ -82,6 +95,11 @@ class Rule(Value):
         if isinstance(where, type):
             return isinstance(module, where)
         return bool(where(site))
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it is no mistake if it selects nothing."""
+        return bool(getattr(self.where, "optional", False))
 
     def __repr__(self) -> str:
         shown = self.where.__name__ if isinstance(self.where, type) else repr(self.where)

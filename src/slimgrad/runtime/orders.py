@@ -11,7 +11,7 @@ from torch import nn
 
 from slimgrad.codecs import CODECS, Codec, Keep
 from slimgrad.errors import RuleError
-from slimgrad.rules import AnyOf, Rule
+from slimgrad.rules import Rule
 from slimgrad.runtime.anchors import lay_out
 from slimgrad.runtime.frame import Calls
 from slimgrad.runtime.lesson import UNNAMED, Lesson
@@ -85,7 +85,7 @@ def chosen(
                 served.add(rule)
                 choice.setdefault(number, rule.codec)
     for rule in rules:
-        if rule.where == "*" or isinstance(rule.where, AnyOf) or isinstance(rule.codec, Keep) or rule in followed:
+        if rule.where == "*" or rule.is_optional or isinstance(rule.codec, Keep) or rule in followed:
             continue
         if rule not in selected:
             if all_here:
