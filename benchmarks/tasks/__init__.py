@@ -10,8 +10,9 @@ from tasks.attention import vit
 from tasks.base import NATS_PER_CHARACTER, Recipe, Task
 from tasks.characters import SHAKESPEARE, gpt_for_shakespeare
 from tasks.images import CIFAR10, DIGITS
+from tasks.resmlp import resmlp
+from tasks.resnet import resnet18
 from tasks.sentences import SST2, TREC, minilm_for_sst2, minilm_for_trec
-from tasks.vision import resmlp, resnet18
 
 TASKS: dict[str, Task] = {
     "resnet18": Task(

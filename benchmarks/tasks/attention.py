@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tasks.base import Places
-from tasks.images import CLASSES
-from tasks.vision import Patches
+from tasks.images import CLASSES, SIDE
+from tasks.resmlp import Patches
 
 INITIAL_STD = 0.02
 
@@ -75,7 +75,7 @@ class ViT(nn.Module):
     def __init__(self, shape: Shape, patch: int) -> None:
         super().__init__()
         self.patches = Patches(patch, shape.width)
-        self.positions = nn.Parameter(INITIAL_STD * torch.randn(self.patches.count, shape.width))
+        self.positions = nn.Parameter(INITIAL_STD * torch.randn((SIDE // patch) ** 2, shape.width))
         self.blocks = blocks(shape, causal=False)
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, CLASSES)

@@ -1,0 +1,45 @@
+"""ResNet-18 as it is used for CIFAR."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tasks.base import Places
+from tasks.images import CLASSES
+
+WIDTHS = (64, 128, 256, 512)
+BLOCKS = 2
+
+
+def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, size, stride=stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)
+    )
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = convolution(inputs, outputs, 3, stride)
+        self.second = convolution(outputs, outputs, 3)
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else convolution(inputs, outputs, 1, stride)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.second(self.act(self.first(x))) + self.shortcut(x))
+
+
+def resnet18(places: Places) -> nn.Module:
+    """The stem is a 3x3 convolution without pooling, because the images are small."""
+    layers: list[nn.Module] = [convolution(3, WIDTHS[0], 3), nn.ReLU(inplace=True)]
+    inputs = WIDTHS[0]
+    for number, outputs in enumerate(WIDTHS):
+        for block in range(BLOCKS):
+            layers.append(BasicBlock(inputs, outputs, stride=2 if number > 0 and block == 0 else 1))
+            inputs = outputs
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
