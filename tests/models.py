@@ -76,6 +76,19 @@ class Behind(nn.Module):
         return self.layer(x * 1.5)
 
 
+def mlp() -> nn.Sequential:
+    """A first layer, one between and a head."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def step(model: nn.Module) -> list[Tensor]:
+    """The gradients of `mlp` over one batch, always the same."""
+    model.zero_grad()
+    model(torch.randn(256, 32, generator=torch.Generator().manual_seed(0))).square().mean().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
 def images(batch: int = 4, *, seed: int = 0, size: int = 16) -> Tensor:
     return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
 

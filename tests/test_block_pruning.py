@@ -14,8 +14,8 @@ from slimgrad.codecs import Blocks, Demand
 from slimgrad.ops import block_size
 from slimgrad.ops.operands import BlockOperand
 from slimgrad.rules import AnyOf, Rule
-from tests.models import PRODUCTS, Behind, Projections
-from tests.zoo import ZOO, Entry, assert_same_gradients, fresh, gradients
+from tests.models import PRODUCTS, Behind, Projections, mlp, step
+from tests.zoo import ZOO, Entry, assert_only_weights_of_products_differ
 
 OPERAND = Demand(need=sg.Need.OPERAND)
 SMALL = (16, 16)
@@ -132,16 +132,7 @@ def test_all_blocks_give_the_dense_product() -> None:
 def test_over_the_zoo_only_weights_of_products_see_a_difference(
     entry: Entry, autocast: torch.dtype | None, device: torch.device
 ) -> None:
-    plain = fresh(entry, device)
-    treated = copy.deepcopy(plain)
-    run = sg.apply(treated, sg.block_pruning(0.25, SMALL, skip=()), min_bytes=1024)
-    for seed in range(3):
-        expected = gradients(entry, plain, device, autocast=autocast, seed=seed)
-        found = gradients(entry, treated, device, autocast=autocast, seed=seed)
-        exact = {name for name in expected if expected[name].dim() < 2 or name.startswith("input:")}
-        assert_same_gradients({n: expected[n] for n in exact}, {n: found[n] for n in exact})
-        assert all(grad.isfinite().all() for grad in found.values())
-    assert run.report().kept_after <= run.report().promised
+    assert_only_weights_of_products_differ(entry, sg.block_pruning(0.25, SMALL, skip=()), device, autocast)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -184,17 +175,6 @@ def test_products_that_read_one_tensor_share_what_is_kept(autocast: bool) -> Non
     dtype = torch.bfloat16 if autocast else torch.float32
     assert len(pruned) == 3
     assert sum(site.after for site in pruned) == Blocks(keep=0.25, block=SMALL).promised((64, 64), dtype, OPERAND)
-
-
-def mlp() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def step(model: nn.Module) -> list[Tensor]:
-    model.zero_grad()
-    model(torch.randn(256, 32, generator=torch.Generator().manual_seed(0))).square().mean().backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
 
 
 def test_nothing_is_dropped_while_it_warms_up() -> None:

@@ -15,8 +15,15 @@ import slimgrad as sg
 from slimgrad.codecs import Demand, TopK
 from slimgrad.recipes import recipe_from
 from slimgrad.rules import Rule
-from tests.models import PRODUCTS, Behind, Projections
-from tests.zoo import ZOO, Entry, assert_same_gradients, fresh, gradients
+from tests.models import PRODUCTS, Behind, Projections, mlp, step
+from tests.zoo import (
+    ZOO,
+    Entry,
+    assert_only_weights_of_products_differ,
+    assert_same_gradients,
+    fresh,
+    gradients,
+)
 
 OPERAND = Demand(need=sg.Need.OPERAND)
 
@@ -103,16 +110,7 @@ def test_the_projection_inside_multihead_attention_is_a_product_too() -> None:
 def test_over_the_zoo_only_weights_of_products_see_a_difference(
     entry: Entry, autocast: torch.dtype | None, device: torch.device
 ) -> None:
-    plain = fresh(entry, device)
-    treated = copy.deepcopy(plain)
-    run = sg.apply(treated, sg.dropit(keep=0.1, skip=()), min_bytes=1024)
-    for seed in range(3):
-        expected = gradients(entry, plain, device, autocast=autocast, seed=seed)
-        found = gradients(entry, treated, device, autocast=autocast, seed=seed)
-        exact = {name for name in expected if expected[name].dim() < 2 or name.startswith("input:")}
-        assert_same_gradients({n: expected[n] for n in exact}, {n: found[n] for n in exact})
-        assert all(grad.isfinite().all() for grad in found.values())
-    assert run.report().kept_after <= run.report().promised
+    assert_only_weights_of_products_differ(entry, sg.dropit(keep=0.1, skip=()), device, autocast)
 
 
 @pytest.mark.parametrize("entry", ZOO, ids=str)
@@ -173,17 +171,6 @@ def test_frozen_weights_keep_nothing() -> None:
         model(torch.randn(128, 64)).sum().backward()
     assert not [site for site in run.report().sites if site.site.path == "2"]
     assert model[2].weight.grad is None and model[4].weight.grad is not None
-
-
-def mlp() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-
-def step(model: nn.Module) -> list[Tensor]:
-    model.zero_grad()
-    model(torch.randn(256, 32, generator=torch.Generator().manual_seed(0))).square().mean().backward()
-    return [parameter.grad.clone() for parameter in model.parameters()]
 
 
 def test_a_schedule_changes_what_is_kept_from_the_step_it_names() -> None:

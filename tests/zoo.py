@@ -9,6 +9,7 @@ algorithms, and where torch has none (3d pools, adaptive pools) the models below
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+import slimgrad as sg
 
 Device = torch.device | str
 
@@ -625,3 +628,19 @@ def _difference(x: Tensor, y: Tensor) -> str | None:
     note = " (signs of zeros)" if largest == 0 else ""
     size = x.abs().max().item()
     return f"{count} of {x.numel()} elements differ, by {largest:.3g} at most{note}; the largest is {size:.3g}"
+
+
+def assert_only_weights_of_products_differ(
+    entry: Entry, what: Any, device: Device, autocast: torch.dtype | None
+) -> None:
+    """Under a codec for what products read: all gradients of biases, norms and inputs are equal bit for bit."""
+    plain = fresh(entry, device)
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, what, min_bytes=1024)
+    for seed in range(3):
+        expected = gradients(entry, plain, device, autocast=autocast, seed=seed)
+        found = gradients(entry, treated, device, autocast=autocast, seed=seed)
+        exact = {name for name in expected if expected[name].dim() < 2 or name.startswith("input:")}
+        assert_same_gradients({n: expected[n] for n in exact}, {n: found[n] for n in exact})
+        assert all(grad.isfinite().all() for grad in found.values())
+    assert run.report().kept_after <= run.report().promised

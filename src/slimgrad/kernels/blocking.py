@@ -24,8 +24,16 @@ from slimgrad.kernels.block_pack import (
 )
 from slimgrad.kernels.blocks import BALANCED, L2, Grid, Matrix, check_blocks
 from slimgrad.kernels.geometry import Layout
-from slimgrad.kernels.launch import Launch, device_of, is_current, launch, variant_of
-from slimgrad.kernels.picking import multiprocessors
+from slimgrad.kernels.launch import (
+    Launch,
+    device_of,
+    is_current,
+    launch,
+    multiprocessors,
+    reads_tiles,
+    shared_bytes,
+    variant_of,
+)
 from slimgrad.kernels.reference_blocks import places, select
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -37,8 +45,6 @@ GATHERING = 4
 """Programs for each multiprocessor that gather blocks."""
 OUTS = {256: 8, 128: 4, 64: 4, 32: 4, 16: 4}
 """Outputs that a tile of dW may have, and the warps for it."""
-SHARED_BYTES = 200 * 1024
-"""That the stages of a product may fill."""
 MOST_STAGES, STAGES_OF_MANY = 6, 3
 """Of a program that has a multiprocessor for itself, and of one that shares it."""
 LEAST_BLOCKS = 4
@@ -167,7 +173,7 @@ def tiling(grid: Grid, outputs: int, itemsize: int, device: torch.device) -> Til
     programs = {out: triton.cdiv(outputs, out) * grid.across for out in fitting}
     alone = [out for out in fitting if programs[out] <= most and out >= min(64, max(fitting))]
     out = alone[-1] if alone else min(fitting[0], 128)
-    room = SHARED_BYTES // (grid.height * (grid.width + out) * itemsize)
+    room = shared_bytes(device) // (grid.height * (grid.width + out) * itemsize)
     splits = min(most // programs[out], _per_column(grid) // LEAST_BLOCKS, MOST_SPLITS) if alone else 1
     stages = min(room, MOST_STAGES if alone else STAGES_OF_MANY)
     return Tiling(out, triton.cdiv(outputs, out), max(1, splits), max(2, stages))
@@ -224,7 +230,7 @@ def product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor
     outputs = dy.shape[1]
     dy = dy if dy.stride(1) == 1 and dy.stride(0) >= outputs else dy.contiguous()
     step = dy.stride(0)
-    tma = dy.data_ptr() % 16 == 0 and step * dy.itemsize % 16 == 0
+    tma = reads_tiles(dy.device) and dy.data_ptr() % 16 == 0 and step * dy.itemsize % 16 == 0
     out = _multiply(grid, outputs, step, dy.dtype, dy.device, turned, tma, precision())(values, index, dy)
     if means is None:
         return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from slimgrad.kernels.geometry import Layout
 
 HERE = contextlib.nullcontext()
+USUAL_SHARED_BYTES = 96 * 1024
 
 # A torch built without CUDA does not have them.
 _stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -23,6 +25,27 @@ def device_of(t: Tensor) -> AbstractContextManager[object]:
     if t.is_cuda and t.device.index != torch.cuda.current_device():
         return torch.cuda.device(t.device)
     return HERE
+
+
+@lru_cache(maxsize=64)
+def multiprocessors(device: torch.device) -> int:
+    """How many there are; for the interpreter, a few."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@lru_cache(maxsize=64)
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may fill with what it reads ahead: 7/8 of what there is."""
+    if device.type != "cuda":
+        return USUAL_SHARED_BYTES
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", USUAL_SHARED_BYTES)) // 8 * 7
+
+
+@lru_cache(maxsize=64)
+def reads_tiles(device: torch.device) -> bool:
+    """Whether there is a tensor memory accelerator; the interpreter plays one."""
+    return device.type != "cuda" or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 def is_current(t: Tensor) -> bool:

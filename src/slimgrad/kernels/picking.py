@@ -14,7 +14,7 @@ from torch import Tensor
 from slimgrad.kernels import reference_picks
 from slimgrad.kernels.geometry import PATTERNS, Layout, check_dense
 from slimgrad.kernels.halves import is_native
-from slimgrad.kernels.launch import Launch
+from slimgrad.kernels.launch import Launch, multiprocessors
 from slimgrad.kernels.pick_threshold import COPIES, SAMPLE, STATE, round_kernel, window_kernel
 from slimgrad.kernels.pick_write import put_bits_kernel, put_kernel, write_kernel
 from slimgrad.kernels.picks import TILE, Kind, Picks, check_picks
@@ -147,12 +147,6 @@ class Picker:
         out = self.layout.empty()
         self.putting(values, out, places, places if signs is None else signs)
         return out
-
-
-@lru_cache(maxsize=64)
-def multiprocessors(device: torch.device) -> int:
-    """How many there are; for the interpreter, a few."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def _ranks(n: int, k: int) -> tuple[int, int]:
