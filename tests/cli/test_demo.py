@@ -85,7 +85,9 @@ def test_the_quick_demo_saves_bytes_and_ends_with_the_very_same_weights(tmp_path
         (workload, configuration.name) for workload in (SCRATCH, ADAPT) for configuration in CONFIGURATIONS
     ]
     exact = {configuration.name for configuration in CONFIGURATIONS if configuration.exact}
-    assert all(item["identical"] == (item["name"] in exact) for item in rows)
+    assert all(item["identical"] for item in rows if item["name"] in exact)
+    from_scratch = [item for item in rows if item["workload"] == SCRATCH]  # to adapt, blocks find too few rows
+    assert not any(item["identical"] for item in from_scratch if item["name"] not in exact)
     assert all(item["ratio"] > 1.2 for item in rows if item["name"] == "lossless")
     assert all(item["ratio"] > 8 for item in rows if item["name"] == "quant 4 bit")
     assert (tmp_path / "demo.png").exists()
