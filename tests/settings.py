@@ -147,6 +147,7 @@ BLOCKS = (
     Blocks(keep=0.3, block=(32, 16), layout="bsr"),
     Blocks(keep=1.0, block=(16, 128)),
     Blocks(keep=0.3, block=(32, 16), means=16),
+    Blocks(keep=0.3, block=(16, 16), sample=4),
     Blocks(keep=0.3, block=(16, 16), layout="bsr", means=2),
 )
 

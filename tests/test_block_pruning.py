@@ -117,6 +117,15 @@ def test_what_is_dropped_may_be_told_by_its_means(group: int, put_together: list
     assert not put_together
 
 
+def test_norms_may_be_taken_from_some_rows() -> None:
+    x = torch.randn(64, 32)
+    x[1::2] *= 100  # rows that are not looked at
+    x[16:32] *= 2
+    packed = Blocks(keep=0.25, block=SMALL, sample=2).pack(x, OPERAND)
+    assert packed.payload[1].tolist() == [1, 1]
+    assert torch.equal(packed.payload[0][0, 0], x[16:32, :16])
+
+
 def test_all_blocks_give_the_dense_product() -> None:
     layer = nn.Linear(96, 40).double()
     x, dy = torch.randn(500, 96).double(), torch.randn(500, 40).double()
@@ -288,6 +297,8 @@ def test_what_a_product_is_handed_can_be_looked_at() -> None:
             "means must be 0 or rows, one of 2, 4, 8, 16, 32, 64, 128 and no more than a block has; found 3",
         ),
         ({"means": 128}, "no more than a block has; found 128"),
+        ({"sample": 3}, "sample must be one of 1, 2, 4, 8; found 3"),
+        ({"sample": 2, "means": 4}, "means are those of all rows"),
         ({"warmup": -1}, "warmup must be a number of steps"),
         ({"warmup": 5, "keep": {0: 0.1}}, "and keep a single part with it"),
         ({"rest": "quant"}, "block_pruning: rest must be a codec such as"),

@@ -88,6 +88,13 @@ def test_means_of_what_is_dropped(group: int, shape: tuple[int, ...], layout: st
     check(x, Grid.of(shape, 0.4, (32, 16), layout, "l1", group), place)
 
 
+@pytest.mark.parametrize("block", [(16, 16), (64, 128)], ids=str)
+@pytest.mark.parametrize("sample", [2, 8])
+def test_norms_of_some_rows(sample: int, block: tuple[int, int], place: torch.device) -> None:
+    x = numbers((700, 270), torch.float32)
+    check(x, Grid.of(x.shape, 0.3, block, "balanced", "l1", sample=sample), place)
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_both_norms_and_ties(norm: str, place: torch.device) -> None:
     x = numbers((512, 64), torch.float32).sign()

@@ -42,14 +42,15 @@ def fits(r, c, rows, columns, UNIT: tl.constexpr):
 def norms_kernel(
     x, norms, means, rows, columns, inner, outer_step, inner_step, step, down, groups,
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, GROUP: tl.constexpr, SQUARES: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr,
+    SQUARES: tl.constexpr,
 ):  # fmt: skip
     """The norms of BESIDE blocks that lie side by side, and the means of their groups of rows.
 
     The last rows come first: they were written last, and lie in the cache if any do.
     """
     row, group = down - 1 - tl.program_id(0) // groups, tl.program_id(0) % groups
-    r = row * HEIGHT + tl.arange(0, HEIGHT)
+    r = row * HEIGHT + tl.arange(0, HEIGHT // SAMPLE) * SAMPLE
     c = group * (BESIDE * WIDTH) + tl.arange(0, BESIDE * WIDTH)
     at = addresses(r, c, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP)
     inside = fits(r, c, rows, columns, UNIT)
@@ -64,7 +65,9 @@ def norms_kernel(
         found = tl.where(inside, tl.reshape(grouped - mean[:, None, :], [HEIGHT, BESIDE * WIDTH]), 0.0)
     found = found * found if SQUARES else tl.abs(found)
     if BESIDE == 1:  # each thread adds up all it has before it asks others
-        tl.store(norms + group * down + row, tl.sum(tl.sum(tl.reshape(found, [HEIGHT * WIDTH // 8, 8]), 1), 0))
+        tl.store(
+            norms + group * down + row, tl.sum(tl.sum(tl.reshape(found, [HEIGHT // SAMPLE * WIDTH // 8, 8]), 1), 0)
+        )
     else:
         across = group * BESIDE + tl.arange(0, BESIDE)
         total = tl.sum(tl.reshape(tl.sum(found, 0), [BESIDE, WIDTH]), 1)

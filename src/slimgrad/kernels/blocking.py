@@ -97,12 +97,13 @@ class Blocker:
     def __init__(self, layout: Layout, grid: Grid, matrix: Matrix) -> None:
         numbers, steps = matrix.in_units
         size = (grid.height, grid.width)
-        beside = max(1, min(TILE_ELEMENTS // grid.height // grid.width, triton.next_power_of_2(grid.across)))
+        read = grid.height // grid.sample * grid.width
+        beside = max(1, min(TILE_ELEMENTS // read, triton.next_power_of_2(grid.across)))
         groups = triton.cdiv(grid.across, beside)
         each = triton.cdiv(grid.blocks, GATHERING * multiprocessors(layout.device))
         parts = triton.cdiv(grid.kept, each)
         room = triton.next_power_of_2(max(16, grid.down))
-        summing = (*size, beside, grid.group, grid.norm == L2)
+        summing = (*size, beside, grid.group, grid.sample, grid.norm == L2)
         self.layout = layout
         self.grid = grid
         self.balanced = grid.layout == BALANCED

@@ -186,10 +186,19 @@ def _(values: Tensor, places: Tensor, shape: Sequence[int], stride: Sequence[int
 
 @custom_op("slimgrad::keep_blocks", mutates_args=())
 def keep_blocks(
-    x: Tensor, rows: int, columns: int, height: int, width: int, kept: int, layout: str, norm: str, group: int
+    x: Tensor,
+    rows: int,
+    columns: int,
+    height: int,
+    width: int,
+    kept: int,
+    layout: str,
+    norm: str,
+    group: int,
+    sample: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The means are empty if there are no groups."""
-    grid = Grid(rows, columns, height, width, kept, layout, norm, group)
+    grid = Grid(rows, columns, height, width, kept, layout, norm, group, sample)
     found = twin("blocking", x.device, None).keep_blocks(x, grid)
     return found if group else (*found, x.new_empty(grid.means_shape))
 
@@ -216,8 +225,9 @@ def put_blocks_back(
     layout: str,
     norm: str,
     group: int,
+    sample: int,
 ) -> Tensor:
-    grid = Grid(rows, columns, height, width, kept, layout, norm, group)
+    grid = Grid(rows, columns, height, width, kept, layout, norm, group, sample)
     return twin("blocking", values.device, None).put_blocks_back(values, index, shape, stride, grid, means)  # type: ignore[no-any-return]
 
 

@@ -27,7 +27,7 @@ def strengths(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
         wide = wide - exact.repeat_interleave(grid.group, 0)[: grid.rows]
         means = exact.to(x.dtype)
     wide = wide.abs() if grid.norm == L1 else wide.square()
-    return _blocks(wide, grid).sum((2, 3)).float(), means
+    return _blocks(wide, grid)[:, :, :: grid.sample].sum((2, 3)).float(), means
 
 
 def gather_blocks(x: Tensor, index: Tensor, grid: Grid, means: Tensor | None = None) -> tuple[Tensor, ...]:

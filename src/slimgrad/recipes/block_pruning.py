@@ -36,6 +36,7 @@ class BlockPruning(Pruning):
     norm: Literal["l1", "l2"] = "l1"
     layout: Literal["balanced", "bsr"] = "balanced"
     means: int = 0
+    sample: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.block, str) and self.block != AUTO:
@@ -46,7 +47,7 @@ class BlockPruning(Pruning):
         return self._sized(part, USUAL if self.block == AUTO else self.block)
 
     def _sized(self, part: float, block: BlockSize) -> Blocks:
-        return Blocks(keep=part, block=block, norm=self.norm, layout=self.layout, means=self.means)
+        return Blocks(keep=part, block=block, norm=self.norm, layout=self.layout, means=self.means, sample=self.sample)
 
     def _operands(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
         """With "auto", first the layers whose quickest block is not the usual one."""
@@ -88,6 +89,7 @@ def block_pruning(
     norm: Literal["l1", "l2"] = "l1",
     layout: Literal["balanced", "bsr"] = "balanced",
     means: int = 0,
+    sample: int = 1,
 ) -> BlockPruning:
     """Linear layers and convolutions keep the part `keep` of the blocks of their inputs, the strongest ones.
 
@@ -95,8 +97,8 @@ def block_pruning(
     are kept, in less time. `block` is rows by columns, or "auto": the quickest for each layer, by a short measurement.
     With `warmup` nothing is dropped before that step; `keep` may be a whole schedule, {0: 1.0, 500: 0.5, 1000: 0.1}.
     The "first" layer and the "head" are left out; `skip` may name others, and `layers` gives some a part of their own.
-    `rest` treats everything else; what can be kept exactly in less is, in any case. `means`, `norm` and `layout` are
-    those of `Blocks`.
+    `rest` treats everything else; what can be kept exactly in less is, in any case. `means`, `sample`, `norm`
+    and `layout` are those of `Blocks`.
     """
     if type(warmup) is not int or warmup < 0 or (warmup and isinstance(keep, Mapping)):
         raise SpecError(
@@ -105,4 +107,4 @@ def block_pruning(
         )
     parts = {0: 1.0, warmup: keep} if warmup and not isinstance(keep, Mapping) else keep
     shared = shared_settings(parts, skip, rest, layers)
-    return BlockPruning(**shared, block=block, norm=norm, layout=layout, means=means)
+    return BlockPruning(**shared, block=block, norm=norm, layout=layout, means=means, sample=sample)
