@@ -102,8 +102,9 @@ class Blocks(Codec):
         (rows, columns), (height, width) = matrix.shape, self.block
         grid = Grid(rows, columns, height, width, len(values), BSR, self.norm)
         layout = Layout(matrix.shape, (matrix.shape[1], 1), values.dtype, values.device)
-        check_blocks(values.contiguous(), index, grid)
-        return Packed(layout, Demand(need=Need.OPERAND), (values.contiguous(), index), kernels.blocker(layout, grid))
+        held = (values.clone(memory_format=torch.contiguous_format), index)
+        check_blocks(*held, grid)
+        return Packed(layout, Demand(need=Need.OPERAND), held, kernels.blocker(layout, grid))
 
 
 @per_layout

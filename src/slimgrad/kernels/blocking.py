@@ -22,7 +22,7 @@ from slimgrad.kernels.block_pack import (
     norms_kernel,
     put_kernel,
 )
-from slimgrad.kernels.blocks import BALANCED, L2, Grid, Matrix, check_blocks
+from slimgrad.kernels.blocks import BALANCED, L2, MOST_UNIT, Grid, Matrix, check_blocks
 from slimgrad.kernels.geometry import Layout
 from slimgrad.kernels.launch import (
     Launch,
@@ -180,23 +180,47 @@ def tiling(grid: Grid, outputs: int, itemsize: int, device: torch.device) -> Til
     return Tiling(out, triton.cdiv(outputs, out), max(1, splits), max(2, stages))
 
 
+class Incoming(NamedTuple):
+    """What a product must know of dY: a kernel is compiled for it."""
+
+    outputs: int
+    step: int
+    """From row to row."""
+    dtype: torch.dtype
+    device: torch.device
+    aligned: bool
+    """Whether it begins at a multiple of 16 bytes."""
+
+    @classmethod
+    def of(cls, dy: Tensor) -> Incoming:
+        return cls(dy.shape[1], dy.stride(0), dy.dtype, dy.device, dy.data_ptr() % 16 == 0)
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether the tensor memory accelerator can read it: rows must begin at multiples of 16 bytes."""
+        return self.aligned and self.step * self.dtype.itemsize % 16 == 0 and reads_tiles(self.device)
+
+    @property
+    def unit(self) -> int:
+        """See NOTE [Steps in units]."""
+        return math.gcd(MOST_UNIT, self.step, self.outputs)
+
+
 class Multiply:
     """The launch of a product: with a compiled kernel found once, because that takes longer than the rest."""
 
     __slots__ = ("grid", "how", "outputs", "rest", "shape", "tma", "variant")
 
-    def __init__(self, grid: Grid, outputs: int, step: int, dtype: torch.dtype, device: torch.device, turned: bool,
-                 tma: bool, precision: str) -> None:  # fmt: skip
+    def __init__(self, grid: Grid, dy: Incoming, turned: bool, precision: str) -> None:
         self.grid = grid
-        self.outputs = outputs
-        self.tma = tma
-        self.how = how = tiling(grid, outputs, dtype.itemsize, device)
-        self.shape = (grid.columns, outputs) if turned else (outputs, grid.columns)
-        unit = math.gcd(16, step, outputs)
-        numbers = (grid.kept, grid.rows, outputs // unit, grid.columns, step // unit)
-        counts = (how.tiles, grid.across, how.splits, outputs * grid.columns)
-        size = (grid.height, grid.width, how.out, unit)
-        self.rest = (*numbers, *counts, *size, grid.layout == BALANCED, turned, tma, precision, how.stages)
+        self.outputs = dy.outputs
+        self.tma = dy.in_tiles
+        self.how = how = tiling(grid, dy.outputs, dy.dtype.itemsize, dy.device)
+        self.shape = (grid.columns, dy.outputs) if turned else (dy.outputs, grid.columns)
+        numbers = (grid.kept, grid.rows, dy.outputs // dy.unit, grid.columns, dy.step // dy.unit)
+        counts = (how.tiles, grid.across, how.splits, dy.outputs * grid.columns)
+        size = (grid.height, grid.width, how.out, dy.unit)
+        self.rest = (*numbers, *counts, *size, grid.layout == BALANCED, turned, self.tma, precision, how.stages)
         self.variant: Any = None
 
     def __call__(self, values: Tensor, index: Tensor, dy: Tensor) -> Tensor:
@@ -228,11 +252,8 @@ _multiply = lru_cache(maxsize=4096)(Multiply)
 
 
 def product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor | None, turned: bool) -> Tensor:
-    outputs = dy.shape[1]
-    dy = dy if dy.stride(1) == 1 and dy.stride(0) >= outputs else dy.contiguous()
-    step = dy.stride(0)
-    tma = reads_tiles(dy.device) and dy.data_ptr() % 16 == 0 and step * dy.itemsize % 16 == 0
-    out = _multiply(grid, outputs, step, dy.dtype, dy.device, turned, tma, precision())(values, index, dy)
+    dy = dy if dy.stride(1) == 1 and dy.stride(0) >= dy.shape[1] else dy.contiguous()
+    out = _multiply(grid, Incoming.of(dy), turned, precision())(values, index, dy)
     if means is None:
         return out
     sums = group_sums(dy, grid)
@@ -240,15 +261,14 @@ def product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor
 
 
 def group_sums(dy: Tensor, grid: Grid) -> Tensor:
-    outputs, step = dy.shape[1], dy.stride(0)
-    unit = math.gcd(16, step, outputs)
-    width = min(GROUP_WIDTH, triton.next_power_of_2(outputs))
-    groups = triton.cdiv(outputs, width)
-    sums = torch.empty(grid.means_shape[0], outputs, dtype=dy.dtype, device=dy.device)
+    """The sums of dY over groups of rows."""
+    about = Incoming.of(dy)
+    width = min(GROUP_WIDTH, triton.next_power_of_2(about.outputs))
+    groups = triton.cdiv(about.outputs, width)
+    numbers = (grid.rows, about.outputs // about.unit, about.step // about.unit, groups)
+    sums = torch.empty(grid.means_shape[0], about.outputs, dtype=dy.dtype, device=dy.device)
     with device_of(dy):
-        group_kernel[(triton.cdiv(grid.rows, grid.height) * groups,)](
-            dy, sums, grid.rows, outputs // unit, step // unit, groups, grid.height, width, grid.group, unit
-        )
+        group_kernel[(grid.down * groups,)](dy, sums, *numbers, grid.height, width, grid.group, about.unit)
     return sums
 
 
