@@ -44,6 +44,7 @@ CODECS: dict[str, Any] = {
     "lossless": sg.Lossless(),
     "halved": Halved(),
     "quant": sg.Quant(bits=8),
+    "blocks": sg.Blocks(keep=0.3, block=(16, 16), means=16),
 }
 
 LOSSY = [name for name in CODECS if name != "lossless"]
