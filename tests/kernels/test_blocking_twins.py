@@ -13,7 +13,8 @@ from torch import Tensor
 
 from slimgrad import kernels
 from slimgrad.kernels import Grid
-from slimgrad.kernels.blocks import LAYOUTS, NORMS, feature_dim
+from slimgrad.kernels.blocks import LAYOUTS, NORMS
+from slimgrad.kernels.geometry import feature_dim
 from slimgrad.kernels.twins import twin
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slimgrad.kernels.geometry import PATTERNS
+from slimgrad.kernels.geometry import PATTERNS, feature_dim, part
 from slimgrad.kernels.reference_picks import largest
 
 SCOPES = ("tensor", "sample", "row")
@@ -23,14 +23,9 @@ def count(shape: Sequence[int], keep: float, scope: str, select: str) -> int:
     if not n:
         return 0
     if select == "channels":
-        channels = shape[channel_dim(len(shape))] if shape else 1
+        channels = shape[feature_dim(len(shape))] if shape else 1
         return part(channels, keep) * (n // channels)
     return rows(shape, scope) * part(n // rows(shape, scope), keep)
-
-
-def part(n: int, keep: float) -> int:
-    """keep * n, rounded up; but 0.1 * 50 is 5, though it is a little more in floating point."""
-    return min(n, max(1, math.ceil(keep * n - 1e-9 * n)))
 
 
 def rows(shape: Sequence[int], scope: str) -> int:
@@ -38,11 +33,6 @@ def rows(shape: Sequence[int], scope: str) -> int:
     if scope == "tensor" or not shape:
         return 1
     return shape[0] if scope == "sample" else math.prod(shape[:-1])
-
-
-def channel_dim(dims: int) -> int:
-    """Of N, C, ... as convolutions have it, or of ..., C as products do."""
-    return 1 if dims >= 4 else dims - 1
 
 
 def picked(x: Tensor, keep: float, scope: str, select: str) -> Tensor:
@@ -60,7 +50,7 @@ def _channels(x: Tensor, keep: float) -> Tensor:
     """Whole channels, those with the largest sums of squares."""
     if not x.dim():
         return torch.ones_like(x, dtype=torch.bool)
-    dim = channel_dim(x.dim())
+    dim = feature_dim(x.dim())
     others = [d for d in range(x.dim()) if d != dim]
     energy = x.float().square().sum(others) if others else x.float().square()
     kept = largest(energy[None], part(len(energy), keep)).flatten()

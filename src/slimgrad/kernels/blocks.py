@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
+from slimgrad.kernels.geometry import feature_dim, part
 
 INDEX_BYTES = 4
 MOST_UNIT = 16
+"""Elements that Triton can make use of in steps; see NOTE [Steps in units] in block_pack.py."""
 SIZES = (16, 32, 64, 128)
 """Rows or columns that a block may have."""
-
-
 LAYOUTS = BALANCED, BSR = "balanced", "bsr"
 """Among which blocks the strongest are kept; see above."""
 NORMS = L1, L2 = "l1", "l2"
@@ -118,8 +118,7 @@ class Grid(NamedTuple):
         rows, columns = extent(shape)
         height, width = fitted(block[0], rows), fitted(block[1], columns)
         down, across = math.ceil(rows / height), math.ceil(columns / width)
-        among = down if layout == BALANCED else down * across
-        kept = min(among, math.ceil(keep * among - 1e-9 * among))  # 0.1 * 50 is 5, though a little more in floats
+        kept = part(down if layout == BALANCED else down * across, keep)
         return cls(rows, columns, height, width, kept, layout, norm, min(group, height), sample)
 
     @property
@@ -153,11 +152,6 @@ class Grid(NamedTuple):
         """Of values, index and means."""
         held = self.blocks * self.height * self.width + math.prod(self.means_shape)
         return held * itemsize + self.index_size * INDEX_BYTES
-
-
-def feature_dim(dims: int) -> int:
-    """Of N, C, ... as convolutions have it, or of ..., C as products do."""
-    return 1 if dims >= 4 else dims - 1
 
 
 def extent(shape: Sequence[int]) -> tuple[int, int]:

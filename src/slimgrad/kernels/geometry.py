@@ -102,6 +102,16 @@ def checked(pool: Windows) -> Windows:
     return pool
 
 
+def feature_dim(dims: int) -> int:
+    """Of N, C, ... as convolutions have it, or of ..., C as products do."""
+    return 1 if dims >= 4 else dims - 1
+
+
+def part(n: int, keep: float) -> int:
+    """keep * n, rounded up; but 0.1 * 50 is 5, though it is a little more in floating point. At least one, if any."""
+    return min(n, max(1, math.ceil(keep * n - 1e-9 * n)))
+
+
 def divider(size: int) -> tuple[int, int]:
     """(multiplier, shift) with x // size == x * multiplier >> (31 + shift) for every 0 <= x < 2**31.
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slimgrad.kernels.blocks import BALANCED, L1, Grid, check_blocks, feature_dim
+from slimgrad.kernels.blocks import BALANCED, L1, Grid, check_blocks
+from slimgrad.kernels.geometry import feature_dim
 
 
 def keep_blocks(x: Tensor, grid: Grid) -> tuple[Tensor, ...]:
