@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -74,6 +75,26 @@ class Behind(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x * 1.5)
+
+
+def one_backward(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What the model returns, the gradient of x, and the one that was sent in; its own are in its parameters."""
+    model.zero_grad()
+    leaf = x.clone().requires_grad_()
+    y = model(leaf)
+    dy = torch.linspace(-1, 1, y.numel()).view(y.shape)
+    y.backward(dy)
+    return y.detach(), leaf.grad, dy
+
+
+def read_by(layer: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    """A copy of the layer, and what its product reads of x: the padded x, where the padding is not of zeros."""
+    alone = copy.deepcopy(layer)
+    alone.zero_grad()
+    if getattr(layer, "padding_mode", "zeros") == "zeros":
+        return alone, x
+    alone.padding, alone.padding_mode = (0, 0), "zeros"
+    return alone, F.pad(x, layer._reversed_padding_repeated_twice, mode=layer.padding_mode)
 
 
 def mlp() -> nn.Sequential:

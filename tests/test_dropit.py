@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import slimgrad as sg
 from slimgrad.codecs import Demand, TopK
 from slimgrad.recipes import recipe_from
 from slimgrad.rules import Rule
-from tests.models import PRODUCTS, Behind, Projections, mlp, step
+from tests.models import PRODUCTS, Behind, Projections, mlp, one_backward, read_by, step
 from tests.zoo import (
     ZOO,
     Entry,
@@ -53,27 +52,12 @@ def test_dw_sees_the_largest_elements_and_dx_all_of_them(
     treated = copy.deepcopy(plain)
     run = sg.apply(treated, sg.dropit(keep=keep, skip=(), signs=signs), min_bytes=0)
     x = torch.randn(shape)
-    circular = getattr(plain.layer, "padding_mode", "zeros") != "zeros"
     for _ in range(3):  # watched, counted, worked
-        results = []
-        for model in (plain, treated):
-            model.zero_grad()
-            leaf = x.clone().requires_grad_()
-            y = model(leaf)
-            dy = torch.linspace(-1, 1, y.numel()).view(y.shape)
-            y.backward(dy)
-            results.append((y.detach(), leaf.grad))
-        assert torch.equal(results[0][0], results[1][0]), "forward"
-        assert torch.equal(results[0][1], results[1][1]), "dX"
-        if circular:  # what is padded is sparsified, not what is given
-            padded = F.pad(x * 1.5, plain.layer._reversed_padding_repeated_twice, mode=plain.layer.padding_mode)
-            alone = copy.deepcopy(plain.layer)
-            alone.padding, alone.padding_mode = (0, 0), "zeros"
-            seen = sparsified(padded, keep, signs)
-        else:
-            alone, seen = copy.deepcopy(plain.layer), sparsified(x * 1.5, keep, signs)
-        alone.zero_grad()
-        alone(seen).backward(dy)
+        (y, dx, dy), (treated_y, treated_dx, _) = one_backward(plain, x), one_backward(treated, x)
+        assert torch.equal(y, treated_y), "forward"
+        assert torch.equal(dx, treated_dx), "dX"
+        alone, read = read_by(plain.layer, x * 1.5)
+        alone(sparsified(read, keep, signs)).backward(dy)
         assert torch.allclose(treated.layer.weight.grad, alone.weight.grad, atol=1e-5, rtol=1e-4)
         assert not torch.allclose(treated.layer.weight.grad, plain.layer.weight.grad, atol=1e-5, rtol=1e-4)
         if plain.layer.bias is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slimgrad import kernels
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, per_layout
+from slimgrad.codecs.selection import check_choice, check_part
 from slimgrad.errors import SpecError
 from slimgrad.kernels import Blocker, Grid, Layout
 from slimgrad.kernels.blocks import BALANCED, BSR, L1, LAYOUTS, NORMS, SIZES, check_blocks
@@ -42,24 +43,20 @@ class Blocks(Codec):
     sample: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.keep, bool) or not isinstance(self.keep, (int, float)) or not 0 < self.keep <= 1:
-            raise SpecError(f"Blocks: keep must be a number above 0 and at most 1, found {self.keep!r}")
+        check_part("Blocks", self.keep)
         pair = tuple(self.block) if isinstance(self.block, (tuple, list)) else ()  # JSON has lists
         if len(pair) != 2 or any(type(size) is not int or size not in SIZES for size in pair):
             sizes = ", ".join(map(str, SIZES))
             raise SpecError(f"Blocks: block must be rows and columns, each one of {sizes}; found {self.block!r}")
         object.__setattr__(self, "block", pair)
-        if self.norm not in NORMS:
-            raise SpecError(f"Blocks: norm must be one of {', '.join(NORMS)}; found {self.norm!r}")
-        if self.layout not in LAYOUTS:
-            raise SpecError(f"Blocks: layout must be one of {', '.join(LAYOUTS)}; found {self.layout!r}")
+        check_choice("Blocks", "norm", self.norm, NORMS)
+        check_choice("Blocks", "layout", self.layout, LAYOUTS)
+        check_choice("Blocks", "sample", self.sample, SAMPLES)
         if type(self.means) is not int or (self.means and (self.means not in GROUPS or self.means > self.block[0])):
             groups = ", ".join(map(str, GROUPS))
             raise SpecError(
                 f"Blocks: means must be 0 or rows, one of {groups} and no more than a block has; found {self.means!r}"
             )
-        if type(self.sample) is not int or self.sample not in SAMPLES:
-            raise SpecError(f"Blocks: sample must be one of {', '.join(map(str, SAMPLES))}; found {self.sample!r}")
         if self.means and self.sample > 1:
             raise SpecError("Blocks: means are those of all rows; leave sample at 1")
 
@@ -92,6 +89,8 @@ class Blocks(Codec):
 
     def from_sparse_bsr(self, matrix: Tensor) -> Packed:
         """A `torch.sparse_bsr_tensor` with this codec's block, as if its blocks had been packed."""
+        if matrix.layout is not torch.sparse_bsr:
+            raise SpecError(f"{self!r}: expected a torch.sparse_bsr tensor, found {matrix.layout}")
         values = matrix.values()
         if self.layout != BSR or self.means or tuple(values.shape[1:]) != self.block or values.dim() != 3:
             raise SpecError(

@@ -1,4 +1,4 @@
-"""Which elements of a tensor are kept: how many, and which, in plain torch."""
+"""Which elements of a tensor are kept: how many, and which, in plain torch; and the checks of what is asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from slimgrad.errors import SpecError
 from slimgrad.kernels.geometry import PATTERNS, feature_dim, part
 from slimgrad.kernels.reference_picks import largest
 
@@ -15,6 +16,16 @@ SCOPES = ("tensor", "sample", "row")
 SELECTIONS = ("largest", "random", "channels")
 
 MULTIPLIERS = (0x9E3779B1, 0x846CA68B)
+
+
+def check_part(codec: str, keep: object) -> None:
+    if isinstance(keep, bool) or not isinstance(keep, (int, float)) or not 0 < keep <= 1:
+        raise SpecError(f"{codec}: keep must be a number above 0 and at most 1, found {keep!r}")
+
+
+def check_choice(codec: str, setting: str, found: object, choices: Sequence[object]) -> None:
+    if isinstance(found, bool) or not isinstance(found, type(choices[0])) or found not in choices:
+        raise SpecError(f"{codec}: {setting} must be one of {', '.join(map(str, choices))}; found {found!r}")
 
 
 def count(shape: Sequence[int], keep: float, scope: str, select: str) -> int:

@@ -44,14 +44,11 @@ class TopK(Codec):
     elementwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.keep, bool) or not isinstance(self.keep, (int, float)) or not 0 < self.keep <= 1:
-            raise SpecError(f"TopK: keep must be a number above 0 and at most 1, found {self.keep!r}")
-        if self.scope not in selection.SCOPES:
-            raise SpecError(f"TopK: scope must be one of {', '.join(selection.SCOPES)}; found {self.scope!r}")
+        selection.check_part("TopK", self.keep)
+        selection.check_choice("TopK", "scope", self.scope, selection.SCOPES)
         if self.values not in (SAME, 8):
             raise SpecError(f"TopK: values must be 'same' or 8, found {self.values!r}")
-        if self.select not in selection.SELECTIONS:
-            raise SpecError(f"TopK: select must be one of {', '.join(selection.SELECTIONS)}; found {self.select!r}")
+        selection.check_choice("TopK", "select", self.select, selection.SELECTIONS)
         if self.select == "channels" and self.scope != "tensor":
             raise SpecError("TopK: channels are selected for the whole tensor; leave scope as it is")
         if not isinstance(self.signs, bool):

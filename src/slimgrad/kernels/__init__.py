@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,16 @@ from slimgrad.kernels.blocks import Grid
 from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
-from slimgrad.kernels.packers import Blocker, ByFunctions, Fusion, FusionByFunctions, Packer, Picker, PickerByFunctions
+from slimgrad.kernels.packers import (
+    Blocker,
+    BlockerByFunctions,
+    ByFunctions,
+    Fusion,
+    FusionByFunctions,
+    Packer,
+    Picker,
+    PickerByFunctions,
+)
 from slimgrad.kernels.picks import Kind, Picks
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
@@ -227,28 +236,6 @@ def block_product(
     return twin("blocking", dy.device, force).block_product(values, index, dy, grid, means, turned=turned)  # type: ignore[no-any-return]
 
 
-class BlocksByFunctions(NamedTuple):
-    """A blocker of the functions above."""
-
-    layout: Layout
-    grid: Grid
-
-    def keep(self, x: Tensor) -> tuple[Tensor, ...]:
-        return keep_blocks(x, self.grid)
-
-    def put_back(self, values: Tensor, index: Tensor, means: Tensor | None = None) -> Tensor:
-        return put_blocks_back(values, index, self.layout.shape, self.layout.stride, self.grid, means)
-
-    def product(self, held: Sequence[Tensor], dy: Tensor, turned: bool) -> Tensor:
-        values, index, *means = held
-        return block_product(values, index, dy, self.grid, *means, turned=turned)
-
-
-def blocker(layout: Layout, grid: Grid) -> Blocker:
-    """`keep_blocks` and the others for one layout."""
-    return _launched("blocking", layout, grid) or BlocksByFunctions(layout, grid)
-
-
 def group_packer(layout: Layout, how: Groups) -> Packer:
     """`pack_groups` and `unpack_groups` for one layout."""
     return _launched("quant", layout, how) or ByFunctions(
@@ -286,6 +273,18 @@ def picker(layout: Layout, picks: Picks) -> Picker:
     return _launched("picking", layout, picks) or PickerByFunctions(
         lambda x: pick_largest(x, picks),
         lambda values, places, signs=None: put_back(values, places, layout.shape, layout.stride, picks, signs),
+    )
+
+
+def blocker(layout: Layout, grid: Grid) -> Blocker:
+    """`keep_blocks`, `put_blocks_back` and `block_product` for one layout."""
+    return _launched("blocking", layout, grid) or BlockerByFunctions(
+        grid,
+        lambda x: keep_blocks(x, grid),
+        lambda values, index, means=None: put_blocks_back(values, index, layout.shape, layout.stride, grid, means),
+        lambda held, dy, turned: block_product(
+            held[0], held[1], dy, grid, held[2] if grid.group else None, turned=turned
+        ),
     )
 
 

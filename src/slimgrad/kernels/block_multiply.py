@@ -4,7 +4,8 @@ NOTE [What the product waits for]
 With a tenth of the blocks the product is bound by the memory on its way from L2, not by arithmetic: dY is read once for
 each column of blocks that keeps a row. So tiles are as wide as blocks are (128 columns read half as much of dY as 64
 do), both operands come by the tensor memory accelerator several blocks ahead, and the row of the next block is asked
-for one iteration early: left to Triton's pipeline, its load would take half of the stages.
+for one iteration early: Triton's pipeline would give stages to that load. It matters where few fit: with blocks of
+128x128, 27.8 instead of 35.5 us for 8192x1024x4096 on an H200; with 64x128, 0 to 10 %.
 
 Where the tiles of dW are fewer than multiprocessors, the blocks of a column are split among several programs. Their
 sums are written one beside the other and added in their order by a second kernel: the same bits every time.
@@ -21,7 +22,7 @@ from slimgrad.kernels.block_pack import within
 
 @triton.jit
 def share(bounds, kept, column, split, splits, BALANCED: tl.constexpr):
-    """The first and the last but one of the blocks of a column that a program treats, and the column's last."""
+    """Of the blocks of a column: the first that a program treats, the one behind its last, and the last of all."""
     if BALANCED:
         first = column * kept
         count = kept

@@ -2,7 +2,7 @@
 
 NOTE [Selection without a kernel of its own]
 The norms of one column of blocks are a few hundred numbers: every program that gathers blocks of that column finds the
-threshold by itself, bit by bit, in less time than another launch would take.
+threshold by itself, bit by bit, instead of waiting for a launch that finds it for all.
 
 NOTE [Steps in units]
 Triton reads several elements at once only where it knows that addresses are multiples of so many, which it takes from

@@ -78,8 +78,6 @@ def block_product(
     values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor | None = None, *, turned: bool = False
 ) -> Tensor:
     check_blocks(values, index, grid, means)
-    if not _serves(values.dtype, grid) or not dy.shape[1] or dy.dtype != values.dtype:
-        return reference_blocks.block_product(values, index, dy, grid, means, turned=turned)
     return product(values, index, dy, grid, means, turned)
 
 
@@ -149,7 +147,7 @@ class Blocker:
 
     def product(self, held: Sequence[Tensor], dy: Tensor, turned: bool) -> Tensor:
         values, index, *means = held
-        return block_product(values, index, dy, self.grid, *means, turned=turned)
+        return product(values, index, dy, self.grid, means[0] if means else None, turned)
 
 
 class Tiling(NamedTuple):
@@ -235,7 +233,8 @@ class Multiply:
                 compiled = product_kernel[(programs,)](*operands, parts, *columns, *self.rest, num_warps=OUTS[how.out])
             self.variant = variant_of(compiled)
         else:
-            launch(self.variant, programs, dy, *operands, parts, *columns, *self.rest)
+            plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in (*operands, parts, *columns)]
+            launch(self.variant, programs, dy.get_device(), *plain, *self.rest)
         return _summed(parts, out, how.splits)
 
     def _described(self, values: Tensor, dy: Tensor) -> tuple[Any, Any]:
@@ -252,6 +251,8 @@ _multiply = lru_cache(maxsize=4096)(Multiply)
 
 
 def product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor | None, turned: bool) -> Tensor:
+    if not _serves(values.dtype, grid) or not dy.shape[1] or dy.dtype != values.dtype:
+        return reference_blocks.block_product(values, index, dy, grid, means, turned=turned)
     dy = dy if dy.stride(1) == 1 and dy.stride(0) >= dy.shape[1] else dy.contiguous()
     out = _multiply(grid, Incoming.of(dy), turned, precision())(values, index, dy)
     if means is None:

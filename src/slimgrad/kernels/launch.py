@@ -58,11 +58,10 @@ def variant_of(compiled: Any) -> Any:
     return None if compiled is None else (compiled.run, compiled.function, compiled.packed_metadata)
 
 
-def launch(variant: Any, programs: int, like: Tensor, *args: Any) -> None:
+def launch(variant: Any, programs: int, device: int, *args: Any) -> None:
     """A compiled kernel, on the current device, with all its arguments; tensors by their addresses."""
     run, function, metadata = variant
-    plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-    run(programs, 1, 1, _stream(like.get_device()), function, metadata, None, None, None, *plain)
+    run(programs, 1, 1, _stream(device), function, metadata, None, None, None, *args)
 
 
 class Launch:
@@ -103,11 +102,7 @@ class Launch:
         if variant is None or _current_device() != device:
             self._first(source, out, *more)
             return
-        run, function, metadata = variant
-        run(
-            self.programs, 1, 1, _stream(device), function, metadata, None, None, None,
-            start, target, *[tensor.data_ptr() for tensor in more], *self.rest,
-        )  # fmt: skip
+        launch(variant, self.programs, device, start, target, *[tensor.data_ptr() for tensor in more], *self.rest)
 
     def _first(self, source: Tensor, out: Tensor, *more: Tensor) -> None:
         source = source if self.reads is None else source.view(self.reads)

@@ -69,3 +69,12 @@ class Blocker(Protocol):
     def put_back(self, values: Tensor, index: Tensor, means: Tensor | None = None, /) -> Tensor: ...
 
     def product(self, held: Sequence[Tensor], dy: Tensor, turned: bool, /) -> Tensor: ...
+
+
+class BlockerByFunctions(NamedTuple):
+    """A blocker of three functions."""
+
+    grid: Grid
+    keep: Callable[[Tensor], tuple[Tensor, ...]]
+    put_back: Callable[..., Tensor]
+    product: Callable[[Sequence[Tensor], Tensor, bool], Tensor]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -23,27 +24,26 @@ SLACK = 1.05
 """A larger block must be at least as much quicker: it keeps less of what matters."""
 
 
-def quickest_block(layer: nn.Module, keep: float, usual: BlockSize) -> BlockSize:
-    """For a linear layer or a 1x1 convolution; the usual one for others."""
+def quickest_block(layer: nn.Module, codec: Blocks) -> BlockSize:
+    """For a linear layer or a 1x1 convolution, under this codec with other blocks; the codec's own for others."""
     weight = getattr(layer, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() < 2 or any(size != 1 for size in weight.shape[2:]):
-        return usual
-    outputs, inputs = (
-        weight.shape[:2] if isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) else weight.shape[::-1]
-    )
+        return codec.block
+    as_torch_has_it = isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd))  # outputs first
+    outputs, inputs = weight.shape[:2] if as_torch_has_it else weight.shape[::-1]
     dtype = torch.bfloat16 if weight.is_cuda and weight.dtype == torch.float32 else weight.dtype
-    return _quickest(inputs, outputs, keep, dtype, weight.device)
+    return _quickest(inputs, outputs, codec, dtype, weight.device)
 
 
 @lru_cache(maxsize=1024)
-def _quickest(inputs: int, outputs: int, keep: float, dtype: torch.dtype, device: torch.device) -> BlockSize:
+def _quickest(inputs: int, outputs: int, codec: Blocks, dtype: torch.dtype, device: torch.device) -> BlockSize:
     rows = ROWS.get(device.type, ROWS["cpu"])
     x = torch.ones(rows, inputs, dtype=dtype, device=device)
     dy = torch.ones(rows, outputs, dtype=dtype, device=device)
     found = CANDIDATES[0]
-    least = _seconds(x, dy, Blocks(keep=keep, block=found))
+    least = _seconds(x, dy, replace(codec, block=found))
     for block in CANDIDATES[1:]:
-        taken = _seconds(x, dy, Blocks(keep=keep, block=block))
+        taken = _seconds(x, dy, replace(codec, block=block))
         if taken * SLACK < least:
             found, least = block, taken
     return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import nn
@@ -44,26 +44,29 @@ class BlockPruning(Pruning):
         super().__post_init__()
 
     def codec(self, part: float) -> Blocks:
-        return self._sized(part, USUAL if self.block == AUTO else self.block)
-
-    def _sized(self, part: float, block: BlockSize) -> Blocks:
-        return Blocks(keep=part, block=block, norm=self.norm, layout=self.layout, means=self.means, sample=self.sample)
+        return Blocks(
+            keep=part,
+            block=USUAL if self.block == AUTO else self.block,
+            norm=self.norm,
+            layout=self.layout,
+            means=self.means,
+            sample=self.sample,
+        )
 
     def _operands(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
         """With "auto", first the layers whose quickest block is not the usual one."""
         if part == 1:
             return super()._operands(part, skipped, model)
-        return [*self._quickest(part, skipped, model), _rule(self.codec(part), skipped)]
+        codec = self.codec(part)
+        return [*(self._quickest(codec, skipped, model) if self.block == AUTO else ()), _rule(codec, skipped)]
 
-    def _quickest(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
-        if self.block != AUTO:
-            return []
+    def _quickest(self, codec: Blocks, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
         paths = products(model)
-        blocks = {path: quickest_block(model.get_submodule(path), part, USUAL) for path in paths}
+        blocks = {path: quickest_block(model.get_submodule(path), codec) for path in paths}
         return [
-            _rule(self._sized(part, block), tuple(path for path in paths if blocks[path] != block or path in skipped))
+            _rule(replace(codec, block=block), tuple(p for p in paths if blocks[p] != block or p in skipped))
             for block in dict.fromkeys(blocks.values())
-            if block != USUAL
+            if block != codec.block
         ]
 
     def _exact(self) -> Rule:

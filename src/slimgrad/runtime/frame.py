@@ -201,10 +201,10 @@ class Frame(ABC):
         """
         if order.alone or demand.need in WITHOUT_PAYLOAD:
             return Sealed(order, order.codec.pack(tensor, demand))
-        if order.elementwise:
-            return self._seal_elements(tensor, order, demand, source)
         if order.sharing is Sharing.COPIES:
             return self._seal_copy(tensor, order, demand, source or origin(tensor))
+        if order.elementwise:
+            return self._seal_elements(tensor, order, demand)
         storage = tensor.untyped_storage()
         sized_by = demand.key if order.sibling is not None else None
         key = (storage._cdata, tensor._version, view_of(tensor), order.family, sized_by)
@@ -226,10 +226,8 @@ class Frame(ABC):
         self._shared[key] = (None if storage is None else StorageWeakRef(storage), shared)
         return shared
 
-    def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
+    def _seal_elements(self, tensor: Tensor, order: Order, demand: Demand) -> Sealed:
         """The same where shape and strides are nothing to the codec."""
-        if order.sharing is Sharing.COPIES:
-            return self._seal_copy(tensor, order, demand, source or origin(tensor))
         shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         storage = tensor.untyped_storage()
         key: tuple[Any, ...] = (storage._cdata, tensor._version, order.family)
