@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slimgrad import kernels
-from slimgrad.kernels import Grid
+from slimgrad.kernels import Grid, Layout, reference_blocks
 from slimgrad.kernels.blocks import LAYOUTS, NORMS
 from slimgrad.kernels.geometry import feature_dim
 from slimgrad.kernels.twins import twin
@@ -59,7 +59,7 @@ def check(x: Tensor, grid: Grid, place: torch.device) -> None:
             dw = kernels.block_product(*found[:2], dy.to(place), grid, *found[2:], **how).cpu()
             exact = dy.t().double() @ matrix(back.cpu()).double()
             exact = exact.t() if turned else exact
-            if grid.group:  # a second product is added, after a rounding
+            if grid.group or grid.unbiased:  # a second product is added, after a rounding; values are not integers
                 assert torch.allclose(dw.double(), exact, rtol=4 * torch.finfo(x.dtype).eps, atol=0.1)
             else:
                 assert torch.equal(dw, exact.to(x.dtype))
@@ -94,6 +94,41 @@ def test_means_of_what_is_dropped(group: int, shape: tuple[int, ...], layout: st
 def test_norms_of_some_rows(sample: int, block: tuple[int, int], place: torch.device) -> None:
     x = numbers((700, 270), torch.float32)
     check(x, Grid.of(x.shape, 0.3, block, "balanced", "l1", sample=sample), place)
+
+
+def of_all_strengths(shape: tuple[int, ...]) -> Tensor:
+    """Integers that are larger in some places, so that some blocks are certain to be drawn."""
+    x = numbers(shape, torch.float32)
+    return x * (torch.arange(x.numel()).view(shape) // 97 % 5 * 2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize(("sample", "keep"), [(1, 0.4), (4, 0.1), (1, 1.0)])
+def test_drawn_blocks(sample: int, keep: float, shape: tuple[int, ...], layout: str, place: torch.device) -> None:
+    grid = Grid.of(shape, keep, (32, 16), layout, "l1", sample=sample, unbiased=True)
+    check(of_all_strengths(shape), grid, place)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize(("group", "norm"), [(0, "l2"), (16, "l1"), (32, "l2")])
+def test_drawn_blocks_of_norms_that_are_no_integers(
+    group: int, norm: str, shape: tuple[int, ...], place: torch.device
+) -> None:
+    """Sums depend on their order here, so the reference draws by the norms that the kernel found."""
+    x = of_all_strengths(shape)
+    grid = Grid.of(shape, 0.4, (32, 16), "balanced", norm, group, unbiased=True)
+    there = x.to(place)
+    norms, means = twin("blocking", place, "triton").packer(Layout.of(there), grid).strengths(there)
+    assert torch.allclose(norms.cpu(), reference_blocks.strengths(x, grid)[0], rtol=1e-5)
+    chosen = reference_blocks.select(norms.cpu(), grid)
+    expected = reference_blocks.gather_blocks(x, chosen, grid, means.cpu() if group else None)
+    found = kernels.keep_blocks(there, grid, force="triton")
+    assert torch.equal(found[1].cpu(), expected[1])
+    assert torch.allclose(found[0].cpu(), expected[0], rtol=1e-3)
+    back = kernels.put_blocks_back(*found[:2], x.shape, x.stride(), grid, *found[2:], force="triton")
+    whole = reference_blocks.put_blocks_back(*expected[:2], x.shape, x.stride(), grid, *expected[2:])
+    assert torch.allclose(back.cpu(), whole, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -31,8 +31,9 @@ class Blocks(Codec):
     whose rows are all that is left; `block` is rows by columns. "balanced" keeps as many blocks in each column of them,
     "bsr" the strongest of all, as `torch.sparse_bsr_tensor` holds them. With `means=16` what is dropped is not taken
     for zero, but for the mean of its column over 16 rows; any power of two up to the rows of a block will do. With
-    `sample=4` norms are taken from every fourth row: less exact, in less time. The gradient of a weight is computed
-    from what is kept itself (ops/operands.py).
+    `sample=4` norms are taken from every fourth row: less exact, in less time. With `unbiased=True` blocks are drawn,
+    the strong more often, and scaled so that gradients are right on average. The gradient of a weight is computed from
+    what is kept itself (ops/operands.py).
     """
 
     keep: float = 0.1
@@ -41,6 +42,7 @@ class Blocks(Codec):
     layout: Literal["balanced", "bsr"] = BALANCED  # type: ignore[assignment]
     means: int = 0
     sample: int = 1
+    unbiased: bool = False
 
     def __post_init__(self) -> None:
         check_part("Blocks", self.keep)
@@ -57,6 +59,8 @@ class Blocks(Codec):
             raise SpecError(
                 f"Blocks: means must be 0 or rows, one of {groups} and no more than a block has; found {self.means!r}"
             )
+        if type(self.unbiased) is not bool:
+            raise SpecError(f"Blocks: unbiased must be True or False, found {self.unbiased!r}")
         if self.means and self.sample > 1:
             raise SpecError("Blocks: means are those of all rows; leave sample at 1")
 
@@ -75,7 +79,7 @@ class Blocks(Codec):
 
     def grid(self, shape: Sequence[int]) -> Grid:
         """How a tensor of this shape is cut, and how many blocks of it are kept."""
-        return Grid.of(shape, self.keep, self.block, self.layout, self.norm, self.means, self.sample)
+        return Grid.of(shape, self.keep, self.block, self.layout, self.norm, self.means, self.sample, self.unbiased)
 
     def to_sparse_bsr(self, packed: Packed) -> Tensor:
         """What was packed as a `torch.sparse_bsr_tensor`: the matrix, filled up to whole blocks. Nothing is copied."""

@@ -2,7 +2,7 @@
 
 NOTE [Selection without a kernel of its own]
 The norms of one column of blocks are a few hundred numbers: every program that gathers blocks of that column finds the
-threshold by itself, bit by bit, instead of waiting for a launch that finds it for all.
+threshold by itself, instead of waiting for a launch that finds it for all.
 
 NOTE [Steps in units]
 Triton reads several elements at once only where it knows that addresses are multiples of so many, which it takes from
@@ -16,8 +16,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from slimgrad.kernels import blocks
+from slimgrad.kernels.quant_pack import hashed
+
+ONE_CHANCE = tl.constexpr(blocks.ONE)
+CERTAIN = tl.constexpr(blocks.CERTAIN)
+LEAST_REST = tl.constexpr(blocks.LEAST_REST)
+INF = tl.constexpr(float("inf"))
 COUNTS = ["inner", "down"]
 """Numbers that no variant of a kernel should be compiled for."""
+
+
+@triton.jit
+def beginnings(r, inner, outer_step, inner_step, ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr):
+    """Where rows r begin. ONE if all are one step apart."""
+    near = (r if ONE else r % inner).to(tl.int64) * (inner_step * INNER)
+    return near if ONE else (r // inner).to(tl.int64) * (outer_step * UNIT) + near
 
 
 @triton.jit
@@ -25,11 +39,8 @@ def addresses(
     r, c, inner, outer_step, inner_step, step, ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
-    """Where the elements of rows r and columns c lie. ONE if all rows are one step apart."""
-    if ONE:
-        down = r.to(tl.int64) * (inner_step * INNER)
-    else:
-        down = (r // inner).to(tl.int64) * (outer_step * UNIT) + (r % inner).to(tl.int64) * (inner_step * INNER)
+    """Where the elements of rows r and columns c lie."""
+    down = beginnings(r, inner, outer_step, inner_step, ONE, UNIT, INNER)
     return down[:, None] + c[None, :] * (step * STEP)
 
 
@@ -40,12 +51,11 @@ def fits(r, c, rows, columns, UNIT: tl.constexpr):
 
 @triton.jit(do_not_specialize=[*COUNTS, "groups"])
 def norms_kernel(
-    x, norms, means, rows, columns, inner, outer_step, inner_step, step, down, groups,
+    x, norms, rows, columns, inner, outer_step, inner_step, step, down, groups,
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, GROUP: tl.constexpr, SAMPLE: tl.constexpr,
-    SQUARES: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, SQUARES: tl.constexpr, SAMPLE: tl.constexpr,
 ):  # fmt: skip
-    """The norms of BESIDE blocks that lie side by side, and the means of their groups of rows.
+    """The norms of BESIDE blocks that lie side by side.
 
     The last rows come first: they were written last, and lie in the cache if any do.
     """
@@ -53,67 +63,160 @@ def norms_kernel(
     r = row * HEIGHT + tl.arange(0, HEIGHT // SAMPLE) * SAMPLE
     c = group * (BESIDE * WIDTH) + tl.arange(0, BESIDE * WIDTH)
     at = addresses(r, c, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP)
-    inside = fits(r, c, rows, columns, UNIT)
-    found = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    if GROUP > 0:
-        grouped = tl.reshape(found, [HEIGHT // GROUP, GROUP, BESIDE * WIDTH])
-        first = row * HEIGHT + tl.arange(0, HEIGHT // GROUP) * GROUP
-        count = tl.minimum(tl.maximum(rows - first, 1), GROUP).to(tl.float32)
-        mean = tl.sum(grouped, 1) / count[:, None]
-        place = (first // GROUP).to(tl.int64)[:, None] * (columns * UNIT) + c[None, :]
-        tl.store(means + place, mean, mask=fits(first, c, rows, columns, UNIT))
-        found = tl.where(inside, tl.reshape(grouped - mean[:, None, :], [HEIGHT, BESIDE * WIDTH]), 0.0)
+    found = tl.load(x + at, mask=fits(r, c, rows, columns, UNIT), other=0.0).to(tl.float32)
     found = found * found if SQUARES else tl.abs(found)
     if BESIDE == 1:  # each thread adds up all it has before it asks others
-        tl.store(
-            norms + group * down + row, tl.sum(tl.sum(tl.reshape(found, [HEIGHT // SAMPLE * WIDTH // 8, 8]), 1), 0)
-        )
+        total = tl.sum(tl.sum(tl.reshape(found, [HEIGHT // SAMPLE * WIDTH // 8, 8]), 1), 0)
+        tl.store(norms + group * down + row, total)
     else:
-        across = group * BESIDE + tl.arange(0, BESIDE)
-        total = tl.sum(tl.reshape(tl.sum(found, 0), [BESIDE, WIDTH]), 1)
-        tl.store(norms + across * down + row, total, mask=across * WIDTH < columns * UNIT)
+        store_norms(norms, tl.sum(found, 0), row, group, down, columns * UNIT, WIDTH, BESIDE)
+
+
+@triton.jit(do_not_specialize=[*COUNTS, "groups"])
+def means_kernel(
+    x, norms, means, rows, columns, inner, outer_step, inner_step, step, down, groups,
+    ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, SQUARES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """The means of the groups of rows of BESIDE blocks, and the norms of what they do not tell."""
+    row, group = down - 1 - tl.program_id(0) // groups, tl.program_id(0) % groups
+    first = row * HEIGHT + tl.arange(0, HEIGHT // GROUP) * GROUP
+    r = first[:, None] + tl.arange(0, GROUP)[None, :]
+    c = group * (BESIDE * WIDTH) + tl.arange(0, BESIDE * WIDTH)
+    begin = beginnings(r, inner, outer_step, inner_step, ONE, UNIT, INNER)
+    inside = (r < rows)[:, :, None] & (c < columns * UNIT)[None, None, :]
+    found = tl.load(x + begin[:, :, None] + (c * (step * STEP))[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    count = tl.minimum(tl.maximum(rows - first, 1), GROUP).to(tl.float32)
+    mean = tl.div_rn(tl.sum(found, 1), tl.broadcast_to(count[:, None], [HEIGHT // GROUP, BESIDE * WIDTH]))
+    place = (first // GROUP).to(tl.int64)[:, None] * (columns * UNIT) + c[None, :]
+    tl.store(means + place, mean, mask=fits(first, c, rows, columns, UNIT))
+    found = tl.where(inside, found - mean[:, None, :], 0.0)
+    found = found * found if SQUARES else tl.abs(found)
+    store_norms(norms, tl.sum(tl.sum(found, 1), 0), row, group, down, columns * UNIT, WIDTH, BESIDE)
 
 
 @triton.jit
-def threshold(keys, kept):
-    """The `kept`-th largest of nonnegative numbers, as bits; padding is negative."""
-    found = 0
-    for number in range(31):
-        trial = found | (1 << (30 - number))
-        enough = tl.sum((keys >= trial).to(tl.int32), 0) >= kept
-        found = tl.where(enough, trial, found)
-    return found
+def store_norms(norms, sums, row, group, down, columns, WIDTH: tl.constexpr, BESIDE: tl.constexpr):
+    """Of BESIDE blocks, from the sums of their columns."""
+    across = group * BESIDE + tl.arange(0, BESIDE)
+    total = tl.sum(tl.reshape(sums, [BESIDE, WIDTH]), 1)
+    tl.store(norms + across * down + row, total, mask=across * WIDTH < columns)
+
+
+@triton.jit
+def threshold(keys, inside, kept, down):
+    """The key that `kept` keys reach; if none does for equal ones, the largest that more reach.
+
+    Between the least and the largest key, by halves. Keys are distinct as a rule, so that a few hundred of them are cut
+    at the right place after some ten steps of the 31 that would find the key itself.
+    """
+    low, high = tl.min(tl.where(inside, keys, 0x7FFFFFFF), 0), tl.max(keys, 0)
+    reached = down
+    while (low < high) & (reached != kept):
+        middle = high - (high - low) // 2
+        count = tl.sum((keys >= middle).to(tl.int32), 0)
+        enough = count >= kept
+        reached = tl.where(enough, count, reached)
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low
+
+
+@triton.jit
+def selected(norms, at, kept, down):
+    """Which blocks of a column are kept, and in what place each lies among them."""
+    inside = at < down
+    bits = tl.load(norms + at, mask=inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    keys = tl.where(inside, bits, -1)
+    least = threshold(keys, inside, kept, down)
+    above, equal = keys > least, keys == least
+    until = tl.cumsum(above.to(tl.int32) + (equal.to(tl.int32) << 16), 0)  # both counts: neither reaches 2^15
+    spare = kept - tl.sum(above.to(tl.int32), 0)
+    equals = until >> 16
+    return above | (equal & (equals <= spare)), (until & 0xFFFF) + tl.minimum(equals, spare) - 1
+
+
+@triton.jit
+def ratio_of(open, certain, kept):
+    """Of a chance and a norm, where so many are certain."""
+    rest = tl.maximum(tl.sum(tl.maximum(open, 0.0), 0), LEAST_REST)
+    return tl.div_rn(tl.maximum(kept - certain, 0).to(tl.float32), rest)
+
+
+@triton.jit
+def chances(norms, inside, kept):
+    """Of ONE: NOTE [Blocks that are right on average] in blocks.py."""
+    open = tl.where(norms < INF, norms, CERTAIN)
+    certain = tl.sum((open < 0).to(tl.int32), 0)
+    ratio = ratio_of(open, certain, kept)
+    more = 1
+    while more > 0:
+        sure = open * ratio >= 1.0
+        more = tl.sum(sure.to(tl.int32), 0)
+        open = tl.where(sure, CERTAIN, open)
+        certain += more
+        ratio = ratio_of(open, certain, kept)
+    chance = tl.minimum(tl.maximum(tl.ceil(open * ratio * ONE_CHANCE), 1.0), ONE_CHANCE).to(tl.int32)
+    return tl.where(inside, tl.where(open < 0, ONE_CHANCE, chance), 0)
+
+
+@triton.jit
+def first_point(norms, at, down, total):
+    """Where the first point lies, times `kept`: the same for all columns, as far as their chances are."""
+    bits = tl.load(norms + at, mask=at < down, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    number = hashed(tl.sum((bits ^ (bits >> 16)) & 0xFFFF, 0).to(tl.uint32))
+    return (number.to(tl.int64) * total) >> 32
+
+
+@triton.jit
+def scaled(
+    found, scale, means, row, across, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr
+):
+    """What means do not tell of a block, times its scale."""
+    wide = found.to(tl.float32)
+    if GROUP > 0:
+        r, c = row * HEIGHT + tl.arange(0, HEIGHT), across * WIDTH + tl.arange(0, WIDTH)
+        place = (r // GROUP).to(tl.int64)[:, None] * columns + c[None, :]
+        wide -= tl.load(means + place, mask=(r < rows)[:, None] & (c < columns)[None, :], other=0.0).to(tl.float32)
+    return (wide * scale).to(found.dtype)
 
 
 @triton.jit(do_not_specialize=[*COUNTS, "kept", "each", "parts"])
 def keep_kernel(
     x, values, norms, index, means, rows, columns, inner, outer_step, inner_step, step, down, kept, each, parts,
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, ROOM: tl.constexpr, DRAWN: tl.constexpr,
+    ROOT: tl.constexpr,
 ):  # fmt: skip
-    """Select in one column of blocks, and gather `each` of those that are kept."""
+    """Select or draw in one column of blocks, and gather `each` of those that are kept."""
     across, part = tl.program_id(0) // parts, tl.program_id(0) % parts
     at = tl.arange(0, ROOM)
-    inside = at < down
-    bits = tl.load(norms + across * down + at, mask=inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    keys = tl.where(inside, bits, -1)
-    least = threshold(keys, kept)
-    above, equal = (keys > least).to(tl.int32), (keys == least).to(tl.int32)
-    first = tl.cumsum(equal, 0) <= kept - tl.sum(above, 0)
-    chosen = (above == 1) | ((equal == 1) & first)
-    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    if part == 0:
-        tl.store(index + across * kept + place, at, mask=chosen)
+    if DRAWN:
+        norm = tl.load(norms + across * down + at, mask=at < down, other=0.0)
+        chance = chances(tl.sqrt(norm) if ROOT else norm, at < down, kept)
+        until, total = tl.cumsum(chance, 0), tl.sum(chance, 0)
+        point = first_point(norms, at, down, total)
+    else:
+        chosen, place = selected(norms + across * down, at, kept, down)
     number = part * each
     end = tl.minimum(kept, number + each)
     while number < end:
-        row = tl.sum(tl.where(chosen & (place == number), at, 0), 0)
-        block = values + (across * kept + number).to(tl.int64) * (HEIGHT * WIDTH)
+        if DRAWN:
+            row = tl.sum((until <= ((number.to(tl.int64) * total + point) // kept)).to(tl.int32) * (at < down), 0)
+            own = tl.sum(tl.where(at == row, chance, 0), 0).to(tl.float32)
+            scale = tl.div_rn(total.to(tl.float32), own * kept.to(tl.float32))
+        else:
+            row = tl.sum(tl.where(chosen & (place == number), at, 0), 0)
+        tl.store(index + across * kept + number, row)
         found = read_block(
             x, row, across, rows, columns, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP, HEIGHT, WIDTH
         )
+        if DRAWN:
+            found = scaled(found, scale, means, row, across, rows, columns * UNIT, HEIGHT, WIDTH, GROUP)
+        else:
+            forget(means, row, across, rows, columns * UNIT, HEIGHT, WIDTH, GROUP)
+        block = values + (across * kept + number).to(tl.int64) * (HEIGHT * WIDTH)
         tl.store(block + within(HEIGHT, WIDTH), found)
-        forget(means, row, across, rows, columns * UNIT, HEIGHT, WIDTH, GROUP)
         number += 1
 
 
@@ -148,9 +251,9 @@ def read_block(
 
 @triton.jit(do_not_specialize=["inner"])
 def gather_kernel(
-    x, values, acrosses, downs, means, rows, columns, inner, outer_step, inner_step, step,
+    x, values, acrosses, downs, means, scales, rows, columns, inner, outer_step, inner_step, step,
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, DRAWN: tl.constexpr,
 ):  # fmt: skip
     """One block each, of those that are named."""
     number = tl.program_id(0)
@@ -158,24 +261,31 @@ def gather_kernel(
     found = read_block(
         x, row, across, rows, columns, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP, HEIGHT, WIDTH
     )
+    if DRAWN:
+        scale = tl.load(scales + number)
+        found = scaled(found, scale, means, row, across, rows, columns * UNIT, HEIGHT, WIDTH, GROUP)
+    else:
+        forget(means, row, across, rows, columns * UNIT, HEIGHT, WIDTH, GROUP)
     tl.store(values + number.to(tl.int64) * (HEIGHT * WIDTH) + within(HEIGHT, WIDTH), found)
-    forget(means, row, across, rows, columns * UNIT, HEIGHT, WIDTH, GROUP)
 
 
 @triton.jit(do_not_specialize=["inner", "kept"])
 def put_kernel(
     values, out, acrosses, downs, rows, columns, inner, outer_step, inner_step, step, kept,
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BALANCED: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BALANCED: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
-    """One block each back to where it was."""
+    """One block each back to where it was. ADDED: to the means that are there."""
     number = tl.program_id(0)
     row = tl.load(downs + number)
     across = number // kept if BALANCED else tl.load(acrosses + number)
     found = tl.load(values + number.to(tl.int64) * (HEIGHT * WIDTH) + within(HEIGHT, WIDTH))
     r, c = row * HEIGHT + tl.arange(0, HEIGHT), across * WIDTH + tl.arange(0, WIDTH)
     at = addresses(r, c, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP)
-    tl.store(out + at, found, mask=fits(r, c, rows, columns, UNIT))
+    inside = fits(r, c, rows, columns, UNIT)
+    if ADDED:
+        found += tl.load(out + at, mask=inside)
+    tl.store(out + at, found, mask=inside)
 
 
 @triton.jit(do_not_specialize=["inner", "groups"])
@@ -199,10 +309,11 @@ def group_kernel(
 ):  # fmt: skip
     """The sums of groups of rows."""
     row, column = tl.program_id(0) // groups, tl.program_id(0) % groups
-    r, c = row * HEIGHT + tl.arange(0, HEIGHT), column * WIDTH + tl.arange(0, WIDTH)
-    at = r.to(tl.int64)[:, None] * (step * UNIT) + c[None, :]
-    found = tl.load(dy + at, mask=fits(r, c, rows, outputs, UNIT), other=0.0).to(tl.float32)
-    total = tl.sum(tl.reshape(found, [HEIGHT // GROUP, GROUP, WIDTH]), 1)
-    first = row * (HEIGHT // GROUP) + tl.arange(0, HEIGHT // GROUP)
-    place = first.to(tl.int64)[:, None] * (outputs * UNIT) + c[None, :]
-    tl.store(sums + place, total, mask=fits(first * GROUP, c, rows, outputs, UNIT))
+    first = row * HEIGHT + tl.arange(0, HEIGHT // GROUP) * GROUP
+    r = first[:, None] + tl.arange(0, GROUP)[None, :]
+    c = column * WIDTH + tl.arange(0, WIDTH)
+    inside = (r < rows)[:, :, None] & (c < outputs * UNIT)[None, None, :]
+    at = (r.to(tl.int64) * (step * UNIT))[:, :, None] + c[None, None, :]
+    total = tl.sum(tl.load(dy + at, mask=inside, other=0.0).to(tl.float32), 1)
+    place = (first // GROUP).to(tl.int64)[:, None] * (outputs * UNIT) + c[None, :]
+    tl.store(sums + place, total, mask=fits(first, c, rows, outputs, UNIT))

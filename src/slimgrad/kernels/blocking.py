@@ -19,6 +19,7 @@ from slimgrad.kernels.block_pack import (
     gather_kernel,
     group_kernel,
     keep_kernel,
+    means_kernel,
     norms_kernel,
     put_kernel,
 )
@@ -101,26 +102,32 @@ class Blocker:
         each = triton.cdiv(grid.blocks, GATHERING * multiprocessors(layout.device))
         parts = triton.cdiv(grid.kept, each)
         room = triton.next_power_of_2(max(16, grid.down))
-        summing = (*size, beside, grid.group, grid.sample, grid.norm == L2)
+        summing = (*numbers, grid.down, groups, *steps, *size, beside, grid.norm == L2)
         self.layout = layout
         self.grid = grid
         self.balanced = grid.layout == BALANCED
         self.in_one = self.balanced and grid.down <= MOST_DOWN
         """Whether one kernel selects and gathers."""
-        self.norms = Launch(norms_kernel, grid.down * groups, *numbers, grid.down, groups, *steps, *summing)
+        kernel, option = (means_kernel, grid.group) if grid.group else (norms_kernel, grid.sample)
+        self.norms = Launch(kernel, grid.down * groups, *summing, option, num_warps=4 if beside == 1 else 1)
         if self.in_one:
             counts = (grid.down, grid.kept, each, parts)
-            self.keeping = Launch(keep_kernel, grid.across * parts, *numbers, *counts, *steps, *size, grid.group, room)
+            options = (grid.group, room, grid.unbiased, grid.norm == L2)
+            self.keeping = Launch(keep_kernel, grid.across * parts, *numbers, *counts, *steps, *size, *options)
         else:
-            self.keeping = Launch(gather_kernel, grid.blocks, *numbers, *steps, *size, grid.group)
-        self.putting = Launch(put_kernel, grid.blocks, *numbers, grid.kept, *steps, *size, self.balanced)
+            self.keeping = Launch(gather_kernel, grid.blocks, *numbers, *steps, *size, grid.group, grid.unbiased)
+        added = grid.unbiased and grid.group > 0
+        self.putting = Launch(put_kernel, grid.blocks, *numbers, grid.kept, *steps, *size, self.balanced, added)
         self.filling = Launch(fill_kernel, grid.down * grid.across, *numbers, grid.across, *steps, *size, grid.group)
 
     def strengths(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Norms and means; norms twice where there are none."""
         grid = self.grid
         norms = torch.empty(grid.across, grid.down, dtype=torch.float32, device=x.device)
-        means = torch.empty(grid.means_shape, dtype=x.dtype, device=x.device) if grid.group else norms
+        if not grid.group:
+            self.norms(x, norms)
+            return norms, norms
+        means = torch.empty(grid.means_shape, dtype=x.dtype, device=x.device)
         self.norms(x, norms, means)
         return norms, means
 
@@ -132,8 +139,8 @@ class Blocker:
             index = torch.empty(grid.index_size, dtype=torch.int32, device=x.device)
             self.keeping(x, values, norms, index, means)
         else:
-            index = select(norms, grid)
-            self.keeping(x, values, *_places(index, grid), means)
+            index, scales = select(norms, grid)
+            self.keeping(x, values, *_places(index, grid), means, norms if scales is None else scales)
         return (values, index, means) if grid.group else (values, index)
 
     def put_back(self, values: Tensor, index: Tensor, means: Tensor | None = None) -> Tensor:
@@ -235,7 +242,9 @@ class Multiply:
         else:
             plain = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in (*operands, parts, *columns)]
             launch(self.variant, programs, dy.get_device(), *plain, *self.rest)
-        return _summed(parts, out, how.splits)
+        if how.splits > 1:
+            _adding(out.numel(), how.splits, out.dtype)(parts, out)
+        return out
 
     def _described(self, values: Tensor, dy: Tensor) -> tuple[Any, Any]:
         """For the tensor memory accelerator."""
@@ -263,21 +272,23 @@ def product(values: Tensor, index: Tensor, dy: Tensor, grid: Grid, means: Tensor
 
 def group_sums(dy: Tensor, grid: Grid) -> Tensor:
     """The sums of dY over groups of rows."""
-    about = Incoming.of(dy)
-    width = min(GROUP_WIDTH, triton.next_power_of_2(about.outputs))
-    groups = triton.cdiv(about.outputs, width)
-    numbers = (grid.rows, about.outputs // about.unit, about.step // about.unit, groups)
-    sums = torch.empty(grid.means_shape[0], about.outputs, dtype=dy.dtype, device=dy.device)
-    with device_of(dy):
-        group_kernel[(grid.down * groups,)](dy, sums, *numbers, grid.height, width, grid.group, about.unit)
+    sums = torch.empty(grid.means_shape[0], dy.shape[1], dtype=dy.dtype, device=dy.device)
+    _grouping(grid, Incoming.of(dy))(dy, sums)
     return sums
 
 
-def _summed(parts: Tensor, out: Tensor, splits: int) -> Tensor:
-    if splits > 1:
-        with device_of(out):
-            sum_kernel[(triton.cdiv(out.numel(), SUM_SIZE),)](parts, out, out.numel(), splits, SUM_SIZE)
-    return out
+@lru_cache(maxsize=4096)
+def _grouping(grid: Grid, dy: Incoming) -> Launch:
+    width = min(GROUP_WIDTH, triton.next_power_of_2(dy.outputs))
+    groups = triton.cdiv(dy.outputs, width)
+    numbers = (grid.rows, dy.outputs // dy.unit, dy.step // dy.unit, groups)
+    return Launch(group_kernel, grid.down * groups, *numbers, grid.height, width, grid.group, dy.unit)
+
+
+@lru_cache(maxsize=4096)
+def _adding(n: int, splits: int, dtype: torch.dtype) -> Launch:
+    """For one dtype of the sum."""
+    return Launch(sum_kernel, triton.cdiv(n, SUM_SIZE), n, splits, SUM_SIZE)
 
 
 def _per_column(grid: Grid) -> int:

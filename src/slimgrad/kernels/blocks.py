@@ -16,9 +16,24 @@ Two layouts say which blocks are kept:
 Norms are sums of magnitudes (L1) or of squares (L2; a root would change no order), in float32. Of equal ones the first
 are kept, and a NaN is larger than all. With a `sample` of 4 they are taken from every fourth row of a block.
 
+UNBIASED blocks are not the strongest: they are drawn, and scaled so that what is kept is the matrix on average; see
+NOTE [Blocks that are right on average].
+
 With a `group`, what is dropped is not taken for zero: a third tensor, `means`, holds for each group of so many rows the
 mean of every column, [groups, columns]; where a block is kept it is zero. Norms are then those of what means do not
-tell. The product gains a small one, (sums of dY over groups)^T means.
+tell. The product gains a small one, (sums of dY over groups)^T means. If blocks are drawn, means stay where they are,
+and values are what they do not tell.
+
+NOTE [Blocks that are right on average]
+Of n blocks with norms s, `kept` are drawn, block i with the chance p_i = min(1, c * s_i) for the c that makes chances
+add up to `kept`; what is kept of it is divided by p_i. That is the least variance for given bytes, if all one knows is
+norms. The draw is systematic: chances lie on a line one behind the other, and `kept` points of one distance are laid
+upon it. So there are always as many, each at most once, in order; and since all columns of blocks draw with the same
+number, they take nearly the same rows, of which a product then reads dY but once.
+
+Chances are integers, of which ONE is certainty, rounded up: their sum is exact in any order, and no block is longer
+than the distance of points. The number that places the points is a hash of the norms of the first column (see NOTE
+[Random numbers without a state] in groups.py).
 """
 
 from __future__ import annotations
@@ -41,6 +56,12 @@ SIZES = (16, 32, 64, 128)
 LAYOUTS = BALANCED, BSR = "balanced", "bsr"
 """Among which blocks the strongest are kept; see above."""
 NORMS = L1, L2 = "l1", "l2"
+ONE = 2**16
+"""The chance of a block that is certainly drawn."""
+CERTAIN = -1.0
+"""Stands for the norm of a block that is."""
+LEAST_REST = 1e-30
+"""Norms that add up to less are taken for zeros."""
 
 
 class Matrix(NamedTuple):
@@ -102,6 +123,7 @@ class Grid(NamedTuple):
     """Rows that have a mean; 0 if none have."""
     sample: int = 1
     """Of so many rows, one counts for the norm."""
+    unbiased: bool = False
 
     @classmethod
     def of(
@@ -113,13 +135,14 @@ class Grid(NamedTuple):
         norm: str,
         group: int = 0,
         sample: int = 1,
+        unbiased: bool = False,
     ) -> Grid:
         """For the part `keep` of the blocks. A block is no larger than the matrix needs."""
         rows, columns = extent(shape)
         height, width = fitted(block[0], rows), fitted(block[1], columns)
         down, across = math.ceil(rows / height), math.ceil(columns / width)
         kept = part(down if layout == BALANCED else down * across, keep)
-        return cls(rows, columns, height, width, kept, layout, norm, min(group, height), sample)
+        return cls(rows, columns, height, width, kept, layout, norm, min(group, height), sample, unbiased)
 
     @property
     def down(self) -> int:

@@ -196,9 +196,10 @@ def keep_blocks(
     norm: str,
     group: int,
     sample: int,
+    unbiased: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The means are empty if there are no groups."""
-    grid = Grid(rows, columns, height, width, kept, layout, norm, group, sample)
+    grid = Grid(rows, columns, height, width, kept, layout, norm, group, sample, unbiased)
     found = twin("blocking", x.device, None).keep_blocks(x, grid)
     return found if group else (*found, x.new_empty(grid.means_shape))
 
@@ -226,8 +227,9 @@ def put_blocks_back(
     norm: str,
     group: int,
     sample: int,
+    unbiased: bool,
 ) -> Tensor:
-    grid = Grid(rows, columns, height, width, kept, layout, norm, group, sample)
+    grid = Grid(rows, columns, height, width, kept, layout, norm, group, sample, unbiased)
     return twin("blocking", values.device, None).put_blocks_back(values, index, shape, stride, grid, means)  # type: ignore[no-any-return]
 
 

@@ -60,23 +60,23 @@ def _high_of(x):
 
 
 @triton.jit
-def _mixed(x):
+def mixed(x):
     x = x ^ (x >> 16)
     x = x * MIX_1
     return x ^ (x >> 15)
 
 
 @triton.jit
-def _hash(x):
-    x = _mixed(x) * MIX_2
+def hashed(x):
+    x = mixed(x) * MIX_2
     return x ^ (x >> 16)
 
 
 @triton.jit
 def _raised_fractions(scales, number, seed, pair):
     """RAISE and a fraction in [0, 1) per element; see NOTE [Random numbers without a state] in groups.py."""
-    key = _hash(scales.to(tl.uint32, bitcast=True) ^ _hash((number + seed).to(tl.uint32)))
-    drawn = _mixed(key + pair.to(tl.uint32) * GOLDEN)
+    key = hashed(scales.to(tl.uint32, bitcast=True) ^ hashed((number + seed).to(tl.uint32)))
+    drawn = mixed(key + pair.to(tl.uint32) * GOLDEN)
     both = tl.join((drawn & 0xFFFF) | RAISE_BITS, (drawn >> 16) | RAISE_BITS)
     return tl.reshape(both, [both.shape[0], both.shape[1], both.shape[2], LANES]).to(tl.float32, bitcast=True)
 

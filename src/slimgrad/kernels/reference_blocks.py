@@ -9,14 +9,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slimgrad.kernels.blocks import BALANCED, L1, Grid, check_blocks
+from slimgrad.kernels.blocks import BALANCED, CERTAIN, L1, LEAST_REST, ONE, Grid, check_blocks
 from slimgrad.kernels.geometry import feature_dim
+from slimgrad.kernels.reference_groups import hashed
 
 
 def keep_blocks(x: Tensor, grid: Grid) -> tuple[Tensor, ...]:
     """Values and index of the blocks that are kept; and means, if there are groups."""
     norms, means = strengths(x, grid)
     return gather_blocks(x, select(norms, grid), grid, means)
+
+
+class Chosen(NamedTuple):
+    """The blocks that are kept."""
+
+    at: Tensor
+    """Their index."""
+    scales: Tensor | None
+    """What each is multiplied with; None if all stay as they are."""
 
 
 def strengths(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
@@ -31,28 +41,76 @@ def strengths(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
     return _blocks(wide, grid)[:, :, :: grid.sample].sum((2, 3)).float(), means
 
 
-def gather_blocks(x: Tensor, index: Tensor, grid: Grid, means: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The blocks that an index names; their means are known to be zero from now on."""
-    at = places(index, grid)
-    values = _blocks(_matrix(x.detach()), grid)[at.across, at.down].view(grid.values_shape).contiguous()
-    if means is None:
-        return values, index
-    return values, index, means.masked_fill(_kept(at, grid)[:: grid.group], 0)
+def gather_blocks(x: Tensor, chosen: Chosen, grid: Grid, means: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The blocks that were chosen. Their means are zero from now on, unless they are subtracted."""
+    at = places(chosen.at, grid)
+    values = _blocks(_matrix(x.detach()), grid)[at.across, at.down]
+    if chosen.scales is not None:
+        told = 0 if means is None else _spread(means, grid)[at.across, at.down]
+        values = ((values.float() - told) * chosen.scales[:, None, None]).to(x.dtype)
+    elif means is not None:
+        means = means.masked_fill(_kept(at, grid)[:: grid.group], 0)
+    held = (values.view(grid.values_shape).contiguous(), chosen.at)
+    return held if means is None else (*held, means)
 
 
-def select(norms: Tensor, grid: Grid) -> Tensor:
-    """The index of the blocks with the largest norms, of [across, down]."""
+def select(norms: Tensor, grid: Grid) -> Chosen:
+    """Blocks by their norms, [across, down]: in each column, or among all."""
+    lines = norms if grid.layout == BALANCED else norms.t().reshape(1, -1)
+    scales = None
+    if grid.unbiased and grid.blocks:
+        found, scales = _drawn(lines, grid.kept, grid.norm != L1)
+        scales = scales.flatten()
+    else:
+        found = _strongest(lines, grid.kept)
+    flat = found.flatten()
     if grid.layout == BALANCED:
-        return _strongest(norms, grid.kept).to(torch.int32).flatten()
-    flat = _strongest(norms.t().reshape(1, -1), grid.kept).flatten()
+        return Chosen(flat.to(torch.int32), scales)
     borders = torch.arange(grid.down + 1, device=flat.device) * grid.across
-    return torch.cat([torch.searchsorted(flat, borders), flat % max(1, grid.across)]).to(torch.int32)
+    index = torch.cat([torch.searchsorted(flat, borders), flat % max(1, grid.across)])
+    return Chosen(index.to(torch.int32), scales)
 
 
 def _strongest(norms: Tensor, kept: int) -> Tensor:
     """Where the largest of each row are, ascending; the first of equal ones, and a NaN before all."""
     order = norms.argsort(dim=1, descending=True, stable=True)
     return order[:, :kept].sort(dim=1).values
+
+
+def _drawn(norms: Tensor, kept: int, root: bool) -> tuple[Tensor, Tensor]:
+    """Which of each row are drawn, ascending, and what they are multiplied with."""
+    weights = _chances(norms.sqrt() if root else norms, kept)
+    until = weights.cumsum(1)
+    total = until[:, -1:]
+    first = (_number(norms) * total) >> 32
+    points = (torch.arange(kept, device=norms.device) * total + first) // kept
+    drawn = torch.searchsorted(until, points, right=True)
+    return drawn, total.float() / (weights.gather(1, drawn).float() * kept)
+
+
+def _chances(norms: Tensor, kept: int) -> Tensor:
+    """In each row: of ONE, and in sum at least `kept` times ONE."""
+    open = torch.where(norms < math.inf, norms, CERTAIN)
+    certain = (open < 0).sum(1, keepdim=True)
+    more = torch.ones(1)
+    while bool(more.any()):  # certain ones lift the others' chances
+        sure = open * _ratio(open, certain, kept) >= 1
+        more = sure.sum(1, keepdim=True)
+        open, certain = open.masked_fill(sure, CERTAIN), certain + more
+    chances = (open * _ratio(open, certain, kept) * ONE).ceil().clamp(1, ONE)
+    return chances.masked_fill(open < 0, ONE).long()
+
+
+def _ratio(open: Tensor, certain: Tensor, kept: int) -> Tensor:
+    """Of a chance and a norm, in each row, where so many are certain."""
+    rest = open.clamp(min=0).sum(1, keepdim=True)
+    return (kept - certain).clamp(min=0).float() / rest.clamp(min=LEAST_REST)
+
+
+def _number(norms: Tensor) -> Tensor:
+    """Of 32 bits, from the norms of the first row."""
+    bits = norms[0].contiguous().view(torch.int32).long() & 0x7FFFFFFF
+    return hashed(((bits ^ (bits >> 16)) & 0xFFFF).sum())
 
 
 class Places(NamedTuple):
@@ -84,8 +142,11 @@ def put_blocks_back(
     at = places(index, grid)
     room = values.new_zeros(grid.across, grid.down, grid.height, grid.width)
     if means is not None:
-        room.copy_(_blocks(means.repeat_interleave(grid.group, 0)[: grid.rows], grid))
-    room[at.across, at.down] = values.view(-1, grid.height, grid.width)
+        room.copy_(_spread(means, grid))
+    if grid.unbiased:
+        room[at.across, at.down] += values.view(-1, grid.height, grid.width)
+    else:
+        room[at.across, at.down] = values.view(-1, grid.height, grid.width)
     matrix = room.permute(1, 2, 0, 3).reshape(grid.down * grid.height, grid.across * grid.width)
     out = torch.empty_strided(shape, stride, dtype=values.dtype, device=values.device)
     at_end = out.movedim(feature_dim(out.dim()), -1) if out.dim() else out
@@ -121,6 +182,11 @@ def _grouped(matrix: Tensor, grid: Grid) -> Tensor:
     below = -len(matrix) % grid.group
     padded = torch.nn.functional.pad(matrix, (0, 0, 0, below)) if below else matrix
     return padded.reshape(len(padded) // grid.group, grid.group, matrix.shape[1]).sum(1)
+
+
+def _spread(means: Tensor, grid: Grid) -> Tensor:
+    """For each element its mean, in blocks."""
+    return _blocks(means.repeat_interleave(grid.group, 0)[: grid.rows], grid)
 
 
 def _counts(matrix: Tensor, grid: Grid) -> Tensor:

@@ -159,23 +159,23 @@ def _bf16_bits(x: Tensor) -> Tensor:
 
 def _drawn_down(place: Tensor, scales: Tensor, numbers: Tensor, how: Groups) -> Tensor:
     """`place` plus a fraction, rounded down; see NOTE [Random numbers without a state]."""
-    keys = _hash(scales.long() & 0xFFFFFFFF ^ _hash(numbers + how.seed & 0xFFFFFFFF))
+    keys = hashed(scales.long() & 0xFFFFFFFF ^ hashed(numbers + how.seed & 0xFFFFFFFF))
     pairs = torch.arange(how.group // 2, device=scales.device) * GOLDEN
-    drawn = _mixed(keys + pairs & 0xFFFFFFFF)
+    drawn = mixed(keys + pairs & 0xFFFFFFFF)
     fractions = torch.stack([drawn & 0xFFFF, drawn >> 16], dim=2).flatten(1).float() * 2.0**-16
     return (place + (fractions + RAISE)).floor() - RAISE
 
 
-def _mixed(x: Tensor) -> Tensor:
-    """Half of `_hash`."""
+def mixed(x: Tensor) -> Tensor:
+    """Half of `hashed`."""
     x = x ^ x >> 16
     x = x * HASH_MULTIPLIERS[0] & 0xFFFFFFFF
     return x ^ x >> 15
 
 
-def _hash(x: Tensor) -> Tensor:
+def hashed(x: Tensor) -> Tensor:
     """Every bit of a 32-bit number (held in int64) mixed into every other ("lowbias32")."""
-    x = _mixed(x) * HASH_MULTIPLIERS[1] & 0xFFFFFFFF
+    x = mixed(x) * HASH_MULTIPLIERS[1] & 0xFFFFFFFF
     return x ^ x >> 16
 
 

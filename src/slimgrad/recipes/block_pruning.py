@@ -37,6 +37,7 @@ class BlockPruning(Pruning):
     layout: Literal["balanced", "bsr"] = "balanced"
     means: int = 0
     sample: int = 1
+    unbiased: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.block, str) and self.block != AUTO:
@@ -51,6 +52,7 @@ class BlockPruning(Pruning):
             layout=self.layout,
             means=self.means,
             sample=self.sample,
+            unbiased=self.unbiased,
         )
 
     def _operands(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
@@ -93,6 +95,7 @@ def block_pruning(
     layout: Literal["balanced", "bsr"] = "balanced",
     means: int = 0,
     sample: int = 1,
+    unbiased: bool = False,
 ) -> BlockPruning:
     """Linear layers and convolutions keep the part `keep` of the blocks of their inputs, the strongest ones.
 
@@ -100,8 +103,8 @@ def block_pruning(
     are kept, in less time. `block` is rows by columns, or "auto": the quickest for each layer, by a short measurement.
     With `warmup` nothing is dropped before that step; `keep` may be a whole schedule, {0: 1.0, 500: 0.5, 1000: 0.1}.
     The "first" layer and the "head" are left out; `skip` may name others, and `layers` gives some a part of their own.
-    `rest` treats everything else; what can be kept exactly in less is, in any case. `means`, `sample`, `norm`
-    and `layout` are those of `Blocks`.
+    `rest` treats everything else; what can be kept exactly in less is, in any case. `norm`, `layout`, `means`, `sample`
+    and `unbiased` are those of `Blocks`.
     """
     if type(warmup) is not int or warmup < 0 or (warmup and isinstance(keep, Mapping)):
         raise SpecError(
@@ -110,4 +113,4 @@ def block_pruning(
         )
     parts = {0: 1.0, warmup: keep} if warmup and not isinstance(keep, Mapping) else keep
     shared = shared_settings(parts, skip, rest, layers)
-    return BlockPruning(**shared, block=block, norm=norm, layout=layout, means=means, sample=sample)
+    return BlockPruning(**shared, block=block, norm=norm, layout=layout, means=means, sample=sample, unbiased=unbiased)
