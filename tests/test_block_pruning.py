@@ -130,6 +130,60 @@ def test_norms_may_be_taken_from_some_rows() -> None:
     assert torch.equal(packed.payload[0][0, 0], x[16:32, :16])
 
 
+@pytest.mark.parametrize("means", [0, 4])
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("layout", ["balanced", "bsr"])
+def test_drawn_blocks_are_the_tensor_on_average(layout: str, norm: str, means: int) -> None:
+    """Each of 500 draws comes from other norms in the first column, all else being the same."""
+    torch.manual_seed(0)
+    x = torch.randn(160, 48) * torch.linspace(0.5, 3, 160)[:, None]
+    codec = Blocks(keep=0.3, block=SMALL, layout=layout, norm=norm, means=means, unbiased=True)
+    total, square = torch.zeros(160, 32), torch.zeros(160, 32)
+    for _ in range(500):
+        x[-16:, :16] = torch.randn(16, 16)
+        packed = codec.pack(x, OPERAND)
+        assert packed.nbytes == codec.promised(x.shape, x.dtype)
+        found = codec.unpack(packed)[:, 16:]
+        total, square = total + found, square + found**2
+    mean = total / 500
+    error = ((square / 500 - mean**2).clamp(min=0) / 500).sqrt()
+    assert ((mean - x[:, 16:]).abs() <= 5 * error + 1e-2 * x[:, 16:].abs()).all()
+    assert (mean - x[:, 16:]).square().mean() < 2 * error.square().mean()
+
+
+def test_a_draw_takes_each_block_once_and_certain_ones_as_they_are() -> None:
+    x = torch.rand(320, 32) + 0.5
+    x[64:80] *= 100
+    codec = Blocks(keep=0.25, block=SMALL, unbiased=True)
+    for number in range(50):
+        x[0] = number
+        values, index = codec.pack(x, OPERAND).payload
+        for column, rows in enumerate(index.view(2, 5).tolist()):
+            assert sorted(set(rows)) == rows
+            assert torch.allclose(values[column, rows.index(4)], x[64:80, 16 * column : 16 * column + 16], rtol=1e-4)
+
+
+def test_drawn_products_multiply_the_blocks(put_together: list[BlockOperand]) -> None:
+    x, dy = torch.randn(90, 40), torch.randn(90, 24)
+    for codec in (Blocks(keep=0.4, block=SMALL, unbiased=True), Blocks(keep=0.4, block=SMALL, means=4, unbiased=True)):
+        packed = codec.pack(x, OPERAND)
+        expected = dy.t() @ codec.unpack(packed)
+        assert torch.allclose(torch.mm(dy.t(), BlockOperand(codec, packed)), expected, atol=1e-4)
+    assert not put_together
+
+
+@pytest.mark.parametrize("strange", [0.0, 1e-38, float("nan"), float("inf")])
+def test_a_draw_among_strange_norms(strange: float) -> None:
+    x = torch.full((160, 16), strange)
+    assert torch.equal(
+        Blocks(keep=1.0, block=SMALL, unbiased=True).pack(x, OPERAND).payload[0].view(160, 16).isnan(), x.isnan()
+    )
+    x[:144] = 1.0
+    index = Blocks(keep=0.2, block=SMALL, unbiased=True).pack(x, OPERAND).payload[1].tolist()
+    assert len(set(index)) == 2
+    assert (9 in index) == (not strange < 1)
+
+
 def test_all_blocks_give_the_dense_product() -> None:
     layer = nn.Linear(96, 40).double()
     x, dy = torch.randn(500, 96).double(), torch.randn(500, 40).double()
@@ -305,6 +359,7 @@ def test_what_a_product_is_handed_can_be_looked_at() -> None:
         ({"means": 128}, "no more than a block has; found 128"),
         ({"sample": 3}, "sample must be one of 1, 2, 4, 8; found 3"),
         ({"sample": 2, "means": 4}, "means are those of all rows"),
+        ({"unbiased": 1}, "unbiased must be True or False, found 1"),
         ({"warmup": -1}, "warmup must be a number of steps"),
         ({"warmup": 5, "keep": {0: 0.1}}, "and keep a single part with it"),
         ({"rest": "quant"}, "block_pruning: rest must be a codec such as"),
@@ -320,7 +375,7 @@ RECIPES: dict[str, Callable[[], sg.BlockPruning]] = {
     "plain": sg.block_pruning,
     "auto": lambda: sg.block_pruning(0.2, "auto", norm="l2"),
     "all": lambda: sg.block_pruning(
-        0.2, (32, 64), sg.Quant(bits=4), warmup=9, layers={"head": 0.5}, layout="bsr", means=8
+        0.2, (32, 64), sg.Quant(bits=4), warmup=9, layers={"head": 0.5}, layout="bsr", means=8, unbiased=True
     ),
 }
 

@@ -23,15 +23,10 @@ ONE_CHANCE = tl.constexpr(blocks.ONE)
 CERTAIN = tl.constexpr(blocks.CERTAIN)
 LEAST_REST = tl.constexpr(blocks.LEAST_REST)
 INF = tl.constexpr(float("inf"))
+UNROLL = tl.constexpr(8)
+"""Rows that are read before one is waited for."""
 COUNTS = ["inner", "down"]
 """Numbers that no variant of a kernel should be compiled for."""
-
-
-@triton.jit
-def beginnings(r, inner, outer_step, inner_step, ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr):
-    """Where rows r begin. ONE if all are one step apart."""
-    near = (r if ONE else r % inner).to(tl.int64) * (inner_step * INNER)
-    return near if ONE else (r // inner).to(tl.int64) * (outer_step * UNIT) + near
 
 
 @triton.jit
@@ -39,8 +34,11 @@ def addresses(
     r, c, inner, outer_step, inner_step, step, ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
-    """Where the elements of rows r and columns c lie."""
-    down = beginnings(r, inner, outer_step, inner_step, ONE, UNIT, INNER)
+    """Where the elements of rows r and columns c lie. ONE if all rows are one step apart."""
+    if ONE:
+        down = r.to(tl.int64) * (inner_step * INNER)
+    else:
+        down = (r // inner).to(tl.int64) * (outer_step * UNIT) + (r % inner).to(tl.int64) * (inner_step * INNER)
     return down[:, None] + c[None, :] * (step * STEP)
 
 
@@ -78,21 +76,28 @@ def means_kernel(
     ONE: tl.constexpr, UNIT: tl.constexpr, INNER: tl.constexpr, STEP: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BESIDE: tl.constexpr, SQUARES: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """The means of the groups of rows of BESIDE blocks, and the norms of what they do not tell."""
+    """The means of the groups of rows of BESIDE blocks, and the norms of what they do not tell.
+
+    Row by row of all groups at once, and twice: the second time from the cache. No thread waits for another.
+    """
     row, group = down - 1 - tl.program_id(0) // groups, tl.program_id(0) % groups
     first = row * HEIGHT + tl.arange(0, HEIGHT // GROUP) * GROUP
-    r = first[:, None] + tl.arange(0, GROUP)[None, :]
     c = group * (BESIDE * WIDTH) + tl.arange(0, BESIDE * WIDTH)
-    begin = beginnings(r, inner, outer_step, inner_step, ONE, UNIT, INNER)
-    inside = (r < rows)[:, :, None] & (c < columns * UNIT)[None, None, :]
-    found = tl.load(x + begin[:, :, None] + (c * (step * STEP))[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    total = tl.zeros([HEIGHT // GROUP, BESIDE * WIDTH], tl.float32)
+    for number in tl.range(0, GROUP, loop_unroll_factor=UNROLL):
+        at = addresses(first + number, c, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP)
+        total += tl.load(x + at, mask=fits(first + number, c, rows, columns, UNIT), other=0.0).to(tl.float32)
     count = tl.minimum(tl.maximum(rows - first, 1), GROUP).to(tl.float32)
-    mean = tl.div_rn(tl.sum(found, 1), tl.broadcast_to(count[:, None], [HEIGHT // GROUP, BESIDE * WIDTH]))
+    mean = tl.div_rn(total, tl.broadcast_to(count[:, None], [HEIGHT // GROUP, BESIDE * WIDTH]))
     place = (first // GROUP).to(tl.int64)[:, None] * (columns * UNIT) + c[None, :]
     tl.store(means + place, mean, mask=fits(first, c, rows, columns, UNIT))
-    found = tl.where(inside, found - mean[:, None, :], 0.0)
-    found = found * found if SQUARES else tl.abs(found)
-    store_norms(norms, tl.sum(tl.sum(found, 1), 0), row, group, down, columns * UNIT, WIDTH, BESIDE)
+    total = tl.zeros([HEIGHT // GROUP, BESIDE * WIDTH], tl.float32)
+    for number in tl.range(0, GROUP, loop_unroll_factor=UNROLL):
+        at = addresses(first + number, c, inner, outer_step, inner_step, step, ONE, UNIT, INNER, STEP)
+        inside = fits(first + number, c, rows, columns, UNIT)
+        off = tl.where(inside, tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean, 0.0)
+        total += off * off if SQUARES else tl.abs(off)
+    store_norms(norms, tl.sum(total, 0), row, group, down, columns * UNIT, WIDTH, BESIDE)
 
 
 @triton.jit
@@ -310,10 +315,10 @@ def group_kernel(
     """The sums of groups of rows."""
     row, column = tl.program_id(0) // groups, tl.program_id(0) % groups
     first = row * HEIGHT + tl.arange(0, HEIGHT // GROUP) * GROUP
-    r = first[:, None] + tl.arange(0, GROUP)[None, :]
     c = column * WIDTH + tl.arange(0, WIDTH)
-    inside = (r < rows)[:, :, None] & (c < outputs * UNIT)[None, None, :]
-    at = (r.to(tl.int64) * (step * UNIT))[:, :, None] + c[None, None, :]
-    total = tl.sum(tl.load(dy + at, mask=inside, other=0.0).to(tl.float32), 1)
+    total = tl.zeros([HEIGHT // GROUP, WIDTH], tl.float32)
+    for number in tl.range(0, GROUP, loop_unroll_factor=UNROLL):
+        at = (first + number).to(tl.int64)[:, None] * (step * UNIT) + c[None, :]
+        total += tl.load(dy + at, mask=fits(first + number, c, rows, outputs, UNIT), other=0.0).to(tl.float32)
     place = (first // GROUP).to(tl.int64)[:, None] * (outputs * UNIT) + c[None, :]
     tl.store(sums + place, total, mask=fits(first, c, rows, outputs, UNIT))

@@ -109,7 +109,8 @@ class Blocker:
         self.in_one = self.balanced and grid.down <= MOST_DOWN
         """Whether one kernel selects and gathers."""
         kernel, option = (means_kernel, grid.group) if grid.group else (norms_kernel, grid.sample)
-        self.norms = Launch(kernel, grid.down * groups, *summing, option, num_warps=4 if beside == 1 else 1)
+        warps = 4 if beside == 1 and not grid.group else 1  # where sums run across rows, more would wait for each other
+        self.norms = Launch(kernel, grid.down * groups, *summing, option, num_warps=warps)
         if self.in_one:
             counts = (grid.down, grid.kept, each, parts)
             options = (grid.group, room, grid.unbiased, grid.norm == L2)
@@ -282,7 +283,7 @@ def _grouping(grid: Grid, dy: Incoming) -> Launch:
     width = min(GROUP_WIDTH, triton.next_power_of_2(dy.outputs))
     groups = triton.cdiv(dy.outputs, width)
     numbers = (grid.rows, dy.outputs // dy.unit, dy.step // dy.unit, groups)
-    return Launch(group_kernel, grid.down * groups, *numbers, grid.height, width, grid.group, dy.unit)
+    return Launch(group_kernel, grid.down * groups, *numbers, grid.height, width, grid.group, dy.unit, num_warps=1)
 
 
 @lru_cache(maxsize=4096)

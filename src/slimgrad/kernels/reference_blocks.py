@@ -31,7 +31,7 @@ class Chosen(NamedTuple):
 
 def strengths(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
     """One number for each block, [across, down], and the means of all groups."""
-    wide = _matrix(x.detach()).to(torch.promote_types(x.dtype, torch.float32))
+    wide = _wide(_matrix(x.detach()))
     means = None
     if grid.group:
         exact = _grouped(wide, grid) / _counts(wide, grid)
@@ -47,7 +47,7 @@ def gather_blocks(x: Tensor, chosen: Chosen, grid: Grid, means: Tensor | None = 
     values = _blocks(_matrix(x.detach()), grid)[at.across, at.down]
     if chosen.scales is not None:
         told = 0 if means is None else _spread(means, grid)[at.across, at.down]
-        values = ((values.float() - told) * chosen.scales[:, None, None]).to(x.dtype)
+        values = ((_wide(values) - told) * chosen.scales[:, None, None]).to(x.dtype)
     elif means is not None:
         means = means.masked_fill(_kept(at, grid)[:: grid.group], 0)
     held = (values.view(grid.values_shape).contiguous(), chosen.at)
@@ -201,6 +201,10 @@ def _kept(at: Places, grid: Grid) -> Tensor:
     kept[at.down, at.across] = True
     wide = kept.repeat_interleave(grid.height, 0)[: grid.rows]
     return wide.repeat_interleave(grid.width, 1)[:, : grid.columns]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _matrix(x: Tensor) -> Tensor:
