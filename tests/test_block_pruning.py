@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -187,8 +188,8 @@ def test_a_draw_among_strange_norms(strange: float) -> None:
 def test_all_blocks_give_the_dense_product() -> None:
     layer = nn.Linear(96, 40).double()
     x, dy = torch.randn(500, 96).double(), torch.randn(500, 40).double()
-    for layout in ("balanced", "bsr"):
-        codec = Blocks(keep=1.0, block=SMALL, layout=layout)
+    for layout, unbiased in itertools.product(("balanced", "bsr"), (False, True)):
+        codec = Blocks(keep=1.0, block=SMALL, layout=layout, unbiased=unbiased)
         dw = torch.mm(dy.t(), BlockOperand(codec, codec.pack(x, OPERAND)))
         assert torch.allclose(dw, dy.t() @ x, rtol=1e-12, atol=1e-12)
     assert layer.weight.shape == dw.shape

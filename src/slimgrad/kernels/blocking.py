@@ -46,7 +46,7 @@ GATHERING = 4
 """Programs for each multiprocessor that gather blocks."""
 OUTS = {256: 8, 128: 4, 64: 4, 32: 4, 16: 4}
 """Outputs that a tile of dW may have, and the warps for it."""
-MOST_STAGES, STAGES_OF_MANY = 6, 3
+MOST_STAGES, STAGES_OF_MANY = 8, 3
 """Of a program that has a multiprocessor for itself, and of one that shares it."""
 LEAST_BLOCKS = 4
 """That a program multiplies, if a column of blocks is split."""

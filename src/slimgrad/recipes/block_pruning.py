@@ -1,5 +1,5 @@
-"""Block-sparse activation pruning: products keep the strongest blocks of what they multiply with their weights, and
-skip all others in backward.
+"""Block-sparse activation pruning: products keep some blocks of what they multiply with their weights, and skip all
+others in backward.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockPruning(Pruning):
     layout: Literal["balanced", "bsr"] = "balanced"
     means: int = 0
     sample: int = 1
-    unbiased: bool = False
+    unbiased: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.block, str) and self.block != AUTO:
@@ -95,16 +95,17 @@ def block_pruning(
     layout: Literal["balanced", "bsr"] = "balanced",
     means: int = 0,
     sample: int = 1,
-    unbiased: bool = False,
+    unbiased: bool = True,
 ) -> BlockPruning:
-    """Linear layers and convolutions keep the part `keep` of the blocks of their inputs, the strongest ones.
+    """Linear layers and convolutions keep the part `keep` of the blocks of their inputs.
 
     Forward is exact, and so is the gradient that flows on; the gradients of weights are computed from the blocks that
     are kept, in less time. `block` is rows by columns, or "auto": the quickest for each layer, by a short measurement.
     With `warmup` nothing is dropped before that step; `keep` may be a whole schedule, {0: 1.0, 500: 0.5, 1000: 0.1}.
     The "first" layer and the "head" are left out; `skip` may name others, and `layers` gives some a part of their own.
-    `rest` treats everything else; what can be kept exactly in less is, in any case. `norm`, `layout`, `means`, `sample`
-    and `unbiased` are those of `Blocks`.
+    `rest` treats everything else; what can be kept exactly in less is, in any case. Blocks are drawn by their norms, so
+    that gradients are right on average; with `unbiased=False` the strongest are kept, as in the paper, which costs much
+    more accuracy. `norm`, `layout`, `means` and `sample` are those of `Blocks`.
     """
     if type(warmup) is not int or warmup < 0 or (warmup and isinstance(keep, Mapping)):
         raise SpecError(
