@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 
 from slimgrad.kernels import library
 from slimgrad.kernels.blocks import Grid
+from slimgrad.kernels.bounds import Coding
 from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
@@ -35,13 +36,16 @@ from slimgrad.kernels.packers import (
 from slimgrad.kernels.picks import Kind, Picks
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
+from slimgrad.kernels.reference_bounds import Bounded
 from slimgrad.kernels.reference_picks import pick
 from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
     "Backend",
     "Blocker",
+    "Bounded",
     "Buckets",
+    "Coding",
     "Fusion",
     "Grid",
     "Groups",
@@ -68,6 +72,7 @@ __all__ = [
     "narrow_dtype",
     "narrow_int",
     "pack_bits",
+    "pack_bounded",
     "pack_codes",
     "pack_groups",
     "pack_window",
@@ -79,6 +84,7 @@ __all__ = [
     "put_back",
     "put_blocks_back",
     "unpack_bits",
+    "unpack_bounded",
     "unpack_codes",
     "unpack_groups",
     "unpack_window",
@@ -234,6 +240,20 @@ def block_product(
 ) -> Tensor:
     """dY^T X by what is kept of X, for dY of [rows, outputs]; turned, its transpose. Eager only."""
     return twin("blocking", dy.device, force).block_product(values, index, dy, grid, means, turned=turned)  # type: ignore[no-any-return]
+
+
+def pack_bounded(
+    x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None, *, force: Backend | None = None
+) -> Bounded:
+    """A dense tensor with each element within a bound (one float32), in memory order: see bounds.py. With a capacity,
+    what does not fit is missing; the last of `places` tells. Eager only.
+    """
+    return twin("bounding", x.device, force).pack_bounded(x, bound, how, capacity)  # type: ignore[no-any-return]
+
+
+def unpack_bounded(kept: Bounded, layout: Layout, how: Coding, *, force: Backend | None = None) -> Tensor:
+    """What was packed, as a tensor of that dense layout."""
+    return twin("bounding", kept.bound.device, force).unpack_bounded(kept, layout, how)  # type: ignore[no-any-return]
 
 
 def group_packer(layout: Layout, how: Groups) -> Packer:

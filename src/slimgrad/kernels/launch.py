@@ -65,11 +65,12 @@ def launch(variant: Any, programs: int, device: int, *args: Any) -> None:
 
 
 class Launch:
-    """A kernel on one tensor and others, with all its other arguments: constants included, in their order.
+    """A kernel on two tensors and more, with all its other arguments: constants included, in their order.
 
     `kernel[grid](...)` looks at every argument to find the compiled variant again, which takes most of its 20 us of
     host time. Here a variant is found by what may differ from call to call: the device, and whether the first two
-    tensors are aligned to 16 bytes. The dtypes must always be the same ones, and the others must be aligned. `reads`
+    tensors are aligned to 16 bytes. The dtypes must always be the same ones, and the others must be aligned; numbers
+    among them must be of a kind that no variant is compiled for. `reads`
     and `writes` are the dtypes that the kernel takes the first and the second for, where those are others; `constants`
     are tensors that follow and stay what they are.
     """
@@ -96,15 +97,16 @@ class Launch:
         self.options = options
         self.variants: dict[tuple[int, bool, bool], Any] = {}
 
-    def __call__(self, source: Tensor, out: Tensor, *more: Tensor) -> None:
+    def __call__(self, source: Tensor, out: Tensor, *more: Tensor | int) -> None:
         start, target, device = source.data_ptr(), out.data_ptr(), source.get_device()
         variant = self.variants.get((device, start % 16 == 0, target % 16 == 0))
         if variant is None or _current_device() != device:
             self._first(source, out, *more)
             return
-        launch(variant, self.programs, device, start, target, *[tensor.data_ptr() for tensor in more], *self.rest)
+        plain = [each.data_ptr() if isinstance(each, Tensor) else each for each in more]
+        launch(variant, self.programs, device, start, target, *plain, *self.rest)
 
-    def _first(self, source: Tensor, out: Tensor, *more: Tensor) -> None:
+    def _first(self, source: Tensor, out: Tensor, *more: Tensor | int) -> None:
         source = source if self.reads is None else source.view(self.reads)
         out = out if self.writes is None else out.view(self.writes)
         with device_of(source):

@@ -15,6 +15,7 @@ from slimgrad.errors import SpecError
 from slimgrad.kernels import (
     reference,
     reference_blocks,
+    reference_bounds,
     reference_codes,
     reference_gated,
     reference_groups,
@@ -48,6 +49,7 @@ REFERENCES = {
     "gated": reference_gated,
     "picking": reference_picks,
     "blocking": reference_blocks,
+    "bounding": reference_bounds,
 }
 """By the name of the Triton module, the reference beside it."""
 

@@ -1,0 +1,70 @@
+"""Values within a bound in Triton: the twin of reference_bounds."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimgrad.kernels import reference_bounds
+from slimgrad.kernels.bound_tiles import pack_kernel, unpack_kernel
+from slimgrad.kernels.bounds import MANTISSA, MOST_ELEMENTS, TILE, UNIT_BITS, Coding, Extent
+from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.launch import Launch, multiprocessors
+from slimgrad.kernels.reference_bounds import Bounded, check_bounded
+
+PACKING = 8
+"""Programs for each multiprocessor that pack."""
+EXACT: dict[str, Any] = {"enable_fp_fusion": False}
+"""Codes are the same as the reference's only if a product and a sum are two operations."""
+
+
+def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None) -> Bounded:
+    """See the reference; without a capacity there is room for everything."""
+    check_dense("pack_bounded", x)
+    if not _serves(x.dtype, x.numel()):
+        return reference_bounds.pack_bounded(x, bound, how, capacity)
+    extent = Extent(x.numel(), x.element_size())
+    room = extent.most_units if capacity is None else capacity
+    device = x.device
+    units = torch.empty(room, dtype=torch.int16, device=device)
+    heads = torch.empty(extent.heads, dtype=torch.int16, device=device)
+    places = torch.zeros(extent.places, dtype=torch.int32, device=device)
+    programs = min(extent.tiles, PACKING * multiprocessors(device))
+    scratch = torch.empty(programs * TILE, dtype=torch.int16, device=device)
+    _packing(x.numel(), x.dtype, how, programs)(x, units, heads, places, bound, scratch, room)
+    return Bounded(units, heads, places, bound)
+
+
+def unpack_bounded(kept: Bounded, layout: Layout, how: Coding) -> Tensor:
+    n = math.prod(layout.shape)
+    check_bounded(kept, n, layout.dtype)
+    if not _serves(layout.dtype, n):
+        return reference_bounds.unpack_bounded(kept, layout, how)
+    out = layout.empty()
+    _unpacking(n, layout.dtype, how)(kept.units, out, kept.heads, kept.places, kept.bound)
+    return out
+
+
+@lru_cache(maxsize=4096)
+def _packing(n: int, dtype: torch.dtype, how: Coding, programs: int) -> Launch:
+    tiles = Extent(n, dtype.itemsize).tiles
+    return Launch(pack_kernel, programs, n, tiles, MANTISSA[dtype], how.zeros, *how.tries, _per(dtype), **EXACT)
+
+
+@lru_cache(maxsize=4096)
+def _unpacking(n: int, dtype: torch.dtype, how: Coding) -> Launch:
+    tiles = Extent(n, dtype.itemsize).tiles
+    return Launch(unpack_kernel, tiles, n, MANTISSA[dtype], how.zeros, how.tries[1], _per(dtype), **EXACT)
+
+
+def _per(dtype: torch.dtype) -> int:
+    """Units of an element."""
+    return dtype.itemsize * 8 // UNIT_BITS
+
+
+def _serves(dtype: torch.dtype, n: int) -> bool:
+    return dtype in MANTISSA and 0 < n <= MOST_ELEMENTS

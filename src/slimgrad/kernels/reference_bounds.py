@@ -1,0 +1,271 @@
+"""Values within a bound in plain torch: the reference for kernels/bounding.py. See bounds.py."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slimgrad.errors import SpecError
+from slimgrad.kernels.bounds import (
+    BLOCK,
+    BLOCKS,
+    LIMIT,
+    MANTISSA,
+    MASK_UNITS,
+    MASKED,
+    MOST_WIDTH,
+    NOISE_BITS,
+    PREDICTED,
+    RAW,
+    SIGNED,
+    SIZE_SHIFT,
+    TILE,
+    UNIT_BITS,
+    Coding,
+    Extent,
+)
+from slimgrad.kernels.geometry import PATTERNS, Layout, check_dense
+
+CHUNK = 128 * TILE
+"""Elements that are treated at once, so that what is needed meanwhile stays small."""
+
+
+class Bounded(NamedTuple):
+    """What is kept; see bounds.py."""
+
+    units: Tensor
+    heads: Tensor
+    places: Tensor
+    bound: Tensor
+
+
+def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None) -> Bounded:
+    """A dense tensor, in the order of its memory, within a bound of one float32. With a capacity, `units` has so many:
+    what does not fit is missing, and the number of units that are used says so.
+    """
+    check_dense("pack_bounded", x)
+    flat = x.detach().as_strided((x.numel(),), (1,))
+    parts = [_pack_some(flat[first : first + CHUNK], bound, how) for first in range(0, max(1, len(flat)), CHUNK)]
+    units, heads = torch.cat([part.units for part in parts]), torch.cat([part.heads for part in parts])
+    used = torch.cat([part.places[-1:] for part in parts]).cumsum(0, dtype=torch.int32)
+    before = torch.nn.functional.pad(used, (1, 0))[:-1]
+    places = [part.places[:-1] + first for part, first in zip(parts, before, strict=True)]
+    if capacity is not None:
+        units = torch.nn.functional.pad(units, (0, max(0, capacity - len(units))))[:capacity]
+    return Bounded(units, heads, torch.cat([*places, used[-1:]]), bound)
+
+
+def _pack_some(x: Tensor, bound: Tensor, how: Coding) -> Bounded:
+    tiles = _tiles(x)
+    extent = Extent(x.numel(), x.element_size())
+    exponent = tiles.float().abs().nan_to_num(0, 0, 0).amax((1, 2)).view(torch.int32) >> 23
+    step = step_of(bound, exponent, x.dtype)[:, None, None]
+    codes, fits = _codes(tiles, step, bound, how.zeros)
+    outside = torch.arange(tiles.numel(), device=x.device).view(tiles.shape) >= x.numel()
+    plain = _measured(codes, fits, extent.raw_units)
+    predicted, told = torch.zeros(extent.tiles, dtype=torch.bool, device=x.device), plain
+    if how.tries[1]:
+        before = torch.nn.functional.pad(codes.flatten(1), (1, 0))[:, :-1].view(codes.shape)
+        differences = (codes - before).masked_fill(outside, 0)
+        ahead = _measured(differences, fits, extent.raw_units)
+        predicted = ~ahead.raw.any(1)
+        if how.tries[0]:
+            predicted &= ahead.sizes.sum(1) < plain.sizes.sum(1)
+        told = _Blocks(*(_either(predicted, a, b) for a, b in zip(ahead, plain, strict=True)))
+    units, places = _written(told, tiles)
+    heads = torch.cat([told.heads, (exponent | predicted * PREDICTED)[:, None]], 1)
+    return Bounded(units, _int16(heads.flatten()), places, bound)
+
+
+def unpack_bounded(kept: Bounded, layout: Layout, how: Coding) -> Tensor:
+    """What was packed, as a tensor of that dense layout."""
+    n = math.prod(layout.shape)
+    check_bounded(kept, n, layout.dtype)
+    out = layout.empty()
+    flat = out.as_strided((n,), (1,))
+    stream = torch.nn.functional.pad(kept.units, (0, 2))
+    for first in range(0, n, CHUNK):
+        target = flat[first : first + CHUNK]
+        tiles = slice(first // TILE, first // TILE + math.ceil(len(target) / TILE))
+        heads = kept.heads.view(-1, BLOCKS + 1)[tiles]
+        target.copy_(_unpack_some(stream, heads, kept.places[tiles], kept.bound, layout.dtype, how)[: len(target)])
+    return out
+
+
+def _unpack_some(
+    units: Tensor, heads: Tensor, places: Tensor, bound: Tensor, dtype: torch.dtype, how: Coding
+) -> Tensor:
+    """Of some tiles."""
+    heads = heads.int() & 0xFFFF
+    exponent, predicted = heads[:, -1] & 0xFF, heads[:, -1] & PREDICTED != 0
+    heads = heads[:, :-1]
+    sizes = heads >> SIZE_SHIFT
+    begin = sizes.cumsum(1) - sizes
+    # On a GPU tiles lie in any order; here each is read from where it begins, as if all lay one behind the other.
+    first, last = int(places.min()), int((places + sizes.sum(1)).max())
+    begin = begin + (places - first)[:, None].long()
+    stream = units[first : last + 2].long() & 0xFFFF
+    codes = _read(heads, begin, stream)
+    ahead = codes.flatten(1).cumsum(1).view(codes.shape)
+    codes = torch.where(predicted[:, None, None], ahead, codes)
+    step = step_of(bound, exponent.int(), dtype)[:, None, None]
+    values = values_of(codes.int(), step, how.zeros).to(dtype)
+    raw = (heads & RAW != 0)[:, :, None].expand_as(values)
+    if bool(raw.any()):
+        values[raw] = _raw_values(begin, stream, dtype)[raw]
+    return values.flatten()
+
+
+def step_of(bound: Tensor, exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """The step of codes, by the exponent of the largest magnitude: see NOTE [A bound that holds]."""
+    slack = _power(exponent - (MANTISSA[dtype] + 1)) + _power(exponent - NOISE_BITS)
+    return torch.maximum(bound - slack, bound * 0.5) * 2
+
+
+def values_of(codes: Tensor, step: Tensor, zeros: bool) -> Tensor:
+    """What codes stand for, in float32."""
+    if not zeros:
+        return codes.float() * step
+    return (codes.sign().float() * ((codes.abs().float() - 0.5) * step)).masked_fill(codes == 0, 0)
+
+
+def inverse(step: Tensor) -> Tensor:
+    """Of a step; 0 of none, so that nothing but zeros has a code."""
+    return torch.where(step > 0, 1 / step, 0)
+
+
+class _Blocks(NamedTuple):
+    """Blocks of codes, and how each is told."""
+
+    codes: Tensor
+    heads: Tensor
+    sizes: Tensor
+    raw: Tensor
+
+
+def _codes(tiles: Tensor, step: Tensor, bound: Tensor, zeros: bool) -> tuple[Tensor, Tensor]:
+    """Codes, and of each block whether they are within the bound."""
+    x = tiles.float()
+    scaled = (x.nan_to_num(0, 0, 0) * inverse(step)).clamp(-2.0 * LIMIT, 2.0 * LIMIT)
+    codes = (x.sign().nan_to_num(0) * (scaled.abs().floor() + 1) if zeros else (scaled + 0.5).floor()).int()
+    back = values_of(codes, step, zeros).to(tiles.dtype).float()
+    good = ((x - back).abs() <= bound) & (codes.abs() <= LIMIT)
+    if zeros:
+        good &= (x == 0) == (back == 0)
+    return codes, good.all(2)
+
+
+def _measured(codes: Tensor, fits: Tensor, raw_units: int) -> _Blocks:
+    """How each block is told in the fewest units."""
+    size, count = codes.abs(), (codes != 0).sum(2)
+    signed = (codes < 0).any(2)
+    largest = torch.where(signed[:, :, None], 2 * size - (codes < 0).int(), size).amax(2)  # of a plain block
+    masked_largest = torch.where(signed[:, :, None], 2 * (size - 1) + (codes < 0).int(), size - 1).amax(2)
+    width, masked_width = _bit_length(largest), _bit_length(masked_largest.clamp(min=0))
+    units, masked_units = width * MASK_UNITS, MASK_UNITS + -(-count * masked_width // UNIT_BITS)
+    masked = masked_units < units
+    width, units = torch.where(masked, masked_width, width), torch.where(masked, masked_units, units)
+    raw = ~fits | (width > MOST_WIDTH) | (units >= raw_units)
+    heads = width | masked * MASKED | signed * SIGNED
+    units = torch.where(raw, raw_units, units)
+    return _Blocks(codes, torch.where(raw, RAW, heads) | units << SIZE_SHIFT, units, raw)
+
+
+def _written(told: _Blocks, tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """All units, and the places of tiles."""
+    sizes = told.sizes.flatten().long()
+    begin = (sizes.cumsum(0) - sizes).view(told.sizes.shape)[:, :, None]
+    total = int(sizes.sum())
+    out = torch.zeros(total + 2, dtype=torch.int64, device=tiles.device)
+    heads = told.heads[:, :, None]
+    width, masked, signed, raw = heads & 15, heads & MASKED != 0, heads & SIGNED != 0, heads & RAW != 0
+    lanes = torch.arange(BLOCK, device=tiles.device).expand(told.codes.shape)
+    codes = told.codes.long()
+    some = codes != 0
+    _add_bits(out, begin * UNIT_BITS + lanes, some.long(), masked & ~raw)
+    rank = torch.where(masked, some.long().cumsum(2) - 1, lanes)
+    size, minus = codes.abs() - masked.long(), (codes < 0).long()
+    word = torch.where(signed, torch.where(masked, 2 * size + minus, 2 * size - minus), size)
+    start = (begin + torch.where(masked, MASK_UNITS, 0)) * UNIT_BITS
+    _add_bits(out, start + rank * width, word, ~raw & (some | ~masked) & (width > 0))
+    per = tiles.element_size() * 8 // UNIT_BITS
+    bits = tiles.contiguous().view(PATTERNS[tiles.element_size()]).long()
+    for number in range(per):
+        at = (begin + lanes * per + number) * UNIT_BITS
+        _add_bits(out, at, bits >> (number * UNIT_BITS) & 0xFFFF, raw)
+    first = begin[:, 0, 0].to(torch.int32)
+    return _int16(out[:total]), torch.cat([first, torch.tensor([total], dtype=torch.int32, device=first.device)])
+
+
+def _add_bits(out: Tensor, at: Tensor, words: Tensor, where: Tensor) -> None:
+    """Words of up to 16 bits, at these bits."""
+    where = where.expand(words.shape)
+    at, words = at.expand(words.shape)[where], words[where]
+    words = words << at % UNIT_BITS
+    out.index_add_(0, at // UNIT_BITS, words & 0xFFFF)
+    out.index_add_(0, at // UNIT_BITS + 1, words >> UNIT_BITS)
+
+
+def _read(heads: Tensor, begin: Tensor, stream: Tensor) -> Tensor:
+    """The codes of all blocks that are not raw."""
+    heads, begin = heads[:, :, None].long(), begin[:, :, None]
+    raw = heads & RAW != 0
+    width, masked = (heads & 15).masked_fill(raw, 0), (heads & MASKED != 0) & ~raw
+    signed = heads & SIGNED != 0
+    lanes = torch.arange(BLOCK, device=stream.device).expand(*heads.shape[:2], BLOCK)
+    last = len(stream) - 2
+    mask = stream[(begin + lanes // UNIT_BITS).clamp(max=last)] >> lanes % UNIT_BITS & 1
+    some = torch.where(masked, mask, 1)
+    rank = torch.where(masked, some.cumsum(2) - 1, lanes)
+    at = (begin + torch.where(masked, MASK_UNITS, 0)) * UNIT_BITS + rank.clamp(min=0) * width
+    first = (at // UNIT_BITS).clamp(max=last)
+    word = (stream[first] | stream[first + 1] << UNIT_BITS) >> at % UNIT_BITS & (1 << width) - 1
+    plain = torch.where(signed, (word + 1 >> 1) * (1 - 2 * (word & 1)), word)
+    beyond = torch.where(signed, ((word >> 1) + 1) * (1 - 2 * (word & 1)), word + 1) * some
+    return torch.where(masked, beyond, plain)
+
+
+def _raw_values(begin: Tensor, stream: Tensor, dtype: torch.dtype) -> Tensor:
+    """Blocks taken for elements; only those of raw ones are."""
+    per = dtype.itemsize * 8 // UNIT_BITS
+    lanes = torch.arange(BLOCK, device=stream.device)
+    at = (begin[:, :, None] + lanes * per).clamp(max=len(stream) - per)
+    bits = torch.stack([stream[at + number] << (number * UNIT_BITS) for number in range(per)]).sum(0)
+    wide = bits - ((bits >> (8 * dtype.itemsize - 1)) << (8 * dtype.itemsize))
+    return wide.to(PATTERNS[dtype.itemsize]).view(dtype)
+
+
+def _tiles(x: Tensor) -> Tensor:
+    """[tiles, BLOCKS, BLOCK], filled up with zeros."""
+    return torch.nn.functional.pad(x.detach(), (0, -x.numel() % TILE)).view(-1, BLOCKS, BLOCK)
+
+
+def _either(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(which.view(-1, *[1] * (a.dim() - 1)), a, b)
+
+
+def _bit_length(x: Tensor) -> Tensor:
+    """Of integers below 2^24."""
+    return ((x.float().view(torch.int32) >> 23) - 126).clamp(min=0)
+
+
+def _power(exponent: Tensor) -> Tensor:
+    """2^(exponent - 127); 0 where that is no normal number."""
+    return (exponent.clamp(min=0) << 23).view(torch.float32)
+
+
+def _int16(x: Tensor) -> Tensor:
+    """The low 16 bits."""
+    return (x - ((x >> 15 & 1) << 16)).to(torch.int16)
+
+
+def check_bounded(kept: Bounded, n: int, dtype: torch.dtype) -> None:
+    extent = Extent(n, dtype.itemsize)
+    found = (kept.heads.numel(), kept.places.numel(), kept.bound.numel())
+    if found != (extent.heads, extent.places, 1):
+        raise SpecError(
+            f"expected {extent.heads} heads, {extent.places} places and one bound for {n} elements, found {found}"
+        )
