@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import ITSELF, Blocks, Codec, Demand, FewBit, Keep, Lossless, Quant, TopK
+from slimgrad.codecs import ITSELF, Blocks, Bounded, Codec, Demand, FewBit, Keep, Lossless, Quant, TopK
 from slimgrad.spec import Need
 from slimgrad.tables.functions import named
 
@@ -132,8 +132,8 @@ def strongest_kept(codec: Blocks) -> Callable[[Tensor, Tensor], bool]:
         most = torch.finfo(before.dtype).max
         before, after = (t.nan_to_num(most, most / 2, -most / 2) for t in (before, after))
         kept, grid = after != 0, codec.grid(before.shape)
-        if codec.means:
-            return bool(after.isfinite().all())  # test_block_pruning.py looks at the means
+        if codec.means or codec.unbiased:
+            return bool(after.isfinite().all())  # test_block_pruning.py looks at means, and at what is drawn
         if not torch.equal(before[kept], after[kept]) or int(kept.sum()) > grid.blocks * grid.height * grid.width:
             return False
         return codec.keep < 1 or torch.equal(before, after)
@@ -149,6 +149,32 @@ BLOCKS = (
     Blocks(keep=0.3, block=(32, 16), means=16),
     Blocks(keep=0.3, block=(16, 16), sample=4),
     Blocks(keep=0.3, block=(16, 16), layout="bsr", means=2),
+    Blocks(keep=0.3, block=(16, 16), unbiased=True),
+)
+
+
+def within_bound(codec: Bounded) -> Callable[[Tensor, Tensor], bool]:
+    """Each within the bound, zeros zeros, and what is not finite as it was."""
+
+    def delivers(before: Tensor, after: Tensor) -> bool:
+        special = ~before.isfinite()
+        if not torch.equal(before[special].nan_to_num(7.0), after[special].nan_to_num(7.0)):
+            return False
+        finite, found = before[~special].double(), after[~special].double()
+        bound = codec.bound
+        if codec.relative and finite.numel():
+            bound *= 0.0 if special.any() else float(finite.max() - finite.min()) * (1 + 2.0**-22)
+        return bool(((finite - found).abs() <= bound).all() and (found[finite == 0] == 0).all())
+
+    return delivers
+
+
+BOUNDEDS = (
+    Bounded(),
+    Bounded(bound=0.3, predict="none"),
+    Bounded(bound=0.3, predict="lorenzo"),
+    Bounded(bound=1e-5),
+    Bounded(bound=0.05, relative=True),
 )
 
 CASES: tuple[Case, ...] = (
@@ -161,6 +187,11 @@ CASES: tuple[Case, ...] = (
         Lossless(),
         Demand(need=Need.MASK, fn="hardtanh", detail={"min_val": 0, "max_val": 6}),
         delivers=inside(0, 6),
+    ),
+    *(
+        Case(f"{codec!r} {demand.zeros}", codec, demand, dtypes=FLOATS[:3], delivers=within_bound(codec))
+        for codec in BOUNDEDS
+        for demand in (Demand(need=Need.OPERAND), Demand(need=Need.OPERAND, zeros=True))
     ),
     *(
         Case(repr(codec), codec, demand, dtypes=FLOATS[:3], delivers=within_steps(codec))

@@ -31,7 +31,7 @@ def every_dtype() -> pytest.MarkDecorator:
 
 def round_trip(case: Case, tensor: Tensor) -> Tensor:
     packed = case.codec.pack(tensor, case.demand)
-    assert packed.nbytes == case.codec.promised(tensor.shape, tensor.dtype, case.demand)
+    assert packed.nbytes == case.codec.promised(tensor.shape, tensor.dtype, case.demand) or not case.codec.sized
     held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in packed.payload}
     assert packed.nbytes == sum(held.values())
     return case.codec.unpack(packed)

@@ -14,7 +14,13 @@ import slimgrad.kernels
 
 TWINS = [
     Path(__file__).with_name(name)
-    for name in ("test_twins.py", "test_gated_twins.py", "test_picking_twins.py", "test_blocking_twins.py")
+    for name in (
+        "test_twins.py",
+        "test_gated_twins.py",
+        "test_picking_twins.py",
+        "test_blocking_twins.py",
+        "test_bounding_twins.py",
+    )
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed
 from slimgrad.codecs.blocks import Blocks
+from slimgrad.codecs.bounded import Bounded
 from slimgrad.codecs.fewbit import FewBit
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
@@ -22,6 +23,7 @@ CODECS: dict[str, type[Codec]] = {
     "FewBit": FewBit,
     "TopK": TopK,
     "Blocks": Blocks,
+    "Bounded": Bounded,
 }
 
 
@@ -37,6 +39,7 @@ __all__ = [
     "CODECS",
     "ITSELF",
     "Blocks",
+    "Bounded",
     "Codec",
     "Demand",
     "FewBit",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -79,6 +79,21 @@ def per_layout(make: Callable[..., Any]) -> Callable[..., Treatment]:
     return find
 
 
+class Pending(Protocol):
+    """Of a Packed that is not complete yet."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether nobody has to wait."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held until then."""
+
+    def settled(self, payload: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The complete payload."""
+
+
 @dataclass(eq=False, slots=True)
 class Packed:
     """What is kept instead of a tensor. Not frozen, because that would double the time it takes to make one."""
@@ -88,12 +103,20 @@ class Packed:
     payload: tuple[Tensor, ...] = ()
     extra: Any = None
     """What else the codec needs to unpack; no tensors."""
+    pending: Pending | None = None
+    """What holds the tensor itself until it is known whether the payload is complete."""
 
     @property
     def nbytes(self) -> int:
         """Bytes really held: the payload's storages, each counted once."""
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in self.payload}
-        return sum(storages.values())
+        return sum(storages.values()) + (0 if self.pending is None else self.pending.nbytes)
+
+    def settle(self) -> None:
+        """Wait until the payload is complete, and hold nothing else from then on."""
+        if self.pending is not None:
+            self.payload = self.pending.settled(self.payload)
+            self.pending = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -106,6 +129,8 @@ class Codec(Value, ABC):
     """Whether what it unpacks stands for the values themselves, whoever reads them."""
     elementwise: ClassVar[bool] = False
     """Whether shape and strides are nothing to it, so that one Packed serves every view of the same memory."""
+    sized: ClassVar[bool] = True
+    """Whether bytes follow from shape and dtype; if not, `promised` is a guess."""
 
     @abstractmethod
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
@@ -114,6 +139,10 @@ class Codec(Value, ABC):
     @abstractmethod
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
         """Keep less of `tensor`; never aliases it, so that later in-place changes do no harm."""
+
+    def start(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
+        """The same, but the Packed may be pending: whoever asks settles it."""
+        return self.pack(tensor, demand)
 
     @abstractmethod
     def unpack(self, packed: Packed) -> Tensor:

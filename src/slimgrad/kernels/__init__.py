@@ -36,14 +36,14 @@ from slimgrad.kernels.packers import (
 from slimgrad.kernels.picks import Kind, Picks
 from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
-from slimgrad.kernels.reference_bounds import Bounded
+from slimgrad.kernels.reference_bounds import BoundedParts
 from slimgrad.kernels.reference_picks import pick
 from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
     "Backend",
     "Blocker",
-    "Bounded",
+    "BoundedParts",
     "Buckets",
     "Coding",
     "Fusion",
@@ -244,14 +244,14 @@ def block_product(
 
 def pack_bounded(
     x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None, *, force: Backend | None = None
-) -> Bounded:
+) -> BoundedParts:
     """A dense tensor with each element within a bound (one float32), in memory order: see bounds.py. With a capacity,
     what does not fit is missing; the last of `places` tells. Eager only.
     """
     return twin("bounding", x.device, force).pack_bounded(x, bound, how, capacity)  # type: ignore[no-any-return]
 
 
-def unpack_bounded(kept: Bounded, layout: Layout, how: Coding, *, force: Backend | None = None) -> Tensor:
+def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding, *, force: Backend | None = None) -> Tensor:
     """What was packed, as a tensor of that dense layout."""
     return twin("bounding", kept.bound.device, force).unpack_bounded(kept, layout, how)  # type: ignore[no-any-return]
 

@@ -147,7 +147,7 @@ def write_codes(units, scratch, codes, heads, begin, capacity):
 
 @triton.jit
 def load_tile(x, at, left):
-    """Elements of a tile, of which `left` are there. Only the last tile needs a mask, which would break up wide loads."""
+    """Elements of a tile, of which `left` are there. Only the last needs a mask, which would break up wide loads."""
     if left >= TILE:  # noqa: SIM108
         value = tl.load(x + at)
     else:

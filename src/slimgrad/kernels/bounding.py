@@ -14,7 +14,7 @@ from slimgrad.kernels.bound_tiles import pack_kernel, unpack_kernel
 from slimgrad.kernels.bounds import MANTISSA, MOST_ELEMENTS, TILE, UNIT_BITS, Coding, Extent
 from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.launch import Launch, multiprocessors
-from slimgrad.kernels.reference_bounds import Bounded, check_bounded
+from slimgrad.kernels.reference_bounds import BoundedParts, check_bounded
 
 PACKING = 8
 """Programs for each multiprocessor that pack."""
@@ -22,7 +22,7 @@ EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 """Codes are the same as the reference's only if a product and a sum are two operations."""
 
 
-def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None) -> Bounded:
+def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None) -> BoundedParts:
     """See the reference; without a capacity there is room for everything."""
     check_dense("pack_bounded", x)
     if not _serves(x.dtype, x.numel()):
@@ -36,10 +36,10 @@ def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = N
     programs = min(extent.tiles, PACKING * multiprocessors(device))
     scratch = torch.empty(programs * TILE, dtype=torch.int16, device=device)
     _packing(x.numel(), x.dtype, how, programs)(x, units, heads, places, bound, scratch, room)
-    return Bounded(units, heads, places, bound)
+    return BoundedParts(units, heads, places, bound)
 
 
-def unpack_bounded(kept: Bounded, layout: Layout, how: Coding) -> Tensor:
+def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
     n = math.prod(layout.shape)
     check_bounded(kept, n, layout.dtype)
     if not _serves(layout.dtype, n):

@@ -33,7 +33,7 @@ CHUNK = 128 * TILE
 """Elements that are treated at once, so that what is needed meanwhile stays small."""
 
 
-class Bounded(NamedTuple):
+class BoundedParts(NamedTuple):
     """What is kept; see bounds.py."""
 
     units: Tensor
@@ -42,7 +42,7 @@ class Bounded(NamedTuple):
     bound: Tensor
 
 
-def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None) -> Bounded:
+def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None) -> BoundedParts:
     """A dense tensor, in the order of its memory, within a bound of one float32. With a capacity, `units` has so many:
     what does not fit is missing, and the number of units that are used says so.
     """
@@ -55,10 +55,10 @@ def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = N
     places = [part.places[:-1] + first for part, first in zip(parts, before, strict=True)]
     if capacity is not None:
         units = torch.nn.functional.pad(units, (0, max(0, capacity - len(units))))[:capacity]
-    return Bounded(units, heads, torch.cat([*places, used[-1:]]), bound)
+    return BoundedParts(units, heads, torch.cat([*places, used[-1:]]), bound)
 
 
-def _pack_some(x: Tensor, bound: Tensor, how: Coding) -> Bounded:
+def _pack_some(x: Tensor, bound: Tensor, how: Coding) -> BoundedParts:
     tiles = _tiles(x)
     extent = Extent(x.numel(), x.element_size())
     exponent = tiles.float().abs().nan_to_num(0, 0, 0).amax((1, 2)).view(torch.int32) >> 23
@@ -77,10 +77,10 @@ def _pack_some(x: Tensor, bound: Tensor, how: Coding) -> Bounded:
         told = _Blocks(*(_either(predicted, a, b) for a, b in zip(ahead, plain, strict=True)))
     units, places = _written(told, tiles)
     heads = torch.cat([told.heads, (exponent | predicted * PREDICTED)[:, None]], 1)
-    return Bounded(units, _int16(heads.flatten()), places, bound)
+    return BoundedParts(units, _int16(heads.flatten()), places, bound)
 
 
-def unpack_bounded(kept: Bounded, layout: Layout, how: Coding) -> Tensor:
+def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
     """What was packed, as a tensor of that dense layout."""
     n = math.prod(layout.shape)
     check_bounded(kept, n, layout.dtype)
@@ -262,7 +262,7 @@ def _int16(x: Tensor) -> Tensor:
     return (x - ((x >> 15 & 1) << 16)).to(torch.int16)
 
 
-def check_bounded(kept: Bounded, n: int, dtype: torch.dtype) -> None:
+def check_bounded(kept: BoundedParts, n: int, dtype: torch.dtype) -> None:
     extent = Extent(n, dtype.itemsize)
     found = (kept.heads.numel(), kept.places.numel(), kept.bound.numel())
     if found != (extent.heads, extent.places, 1):

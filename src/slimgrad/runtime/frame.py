@@ -14,6 +14,7 @@ save_on_cpu), entering ours would switch theirs off silently; a frame then stand
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from slimgrad.codecs import Demand
+from slimgrad.codecs import Demand, Packed
 from slimgrad.kernels import is_dense
 from slimgrad.runtime.tickets import (
     Kept,
@@ -44,6 +45,9 @@ _pop_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_h
 
 ROOT = ""
 """The model's own path."""
+
+MOST_PENDING = 2
+"""Tensors that may be held because it is not known yet whether what was packed of them is complete."""
 
 WITHOUT_PAYLOAD = (Need.NOTHING, Need.WEIGHT)
 """Needs for which nothing is stored, so that nothing can be shared."""
@@ -94,6 +98,7 @@ class Frame(ABC):
         self.surprises: list[str] = []
         self._shared: dict[Any, tuple[StorageWeakRef | None, Shared]] = {}
         self._latest = Latest()
+        self._pending: deque[Packed] = deque()
         self._pack = self.pack  # one object, so that torch's stack can be compared by identity
         self._on = False
         self._below = innermost_hook()
@@ -200,7 +205,7 @@ class Frame(ABC):
         `source` is what the tensor is a copy of, where its own graph cannot tell any more.
         """
         if order.alone or demand.need in WITHOUT_PAYLOAD:
-            return Sealed(order, order.codec.pack(tensor, demand))
+            return Sealed(order, self._start(tensor, order, demand))
         if order.sharing is Sharing.COPIES:
             return self._seal_copy(tensor, order, demand, source or origin(tensor))
         if order.elementwise:
@@ -209,6 +214,16 @@ class Frame(ABC):
         sized_by = demand.key if order.sibling is not None else None
         key = (storage._cdata, tensor._version, view_of(tensor), order.family, sized_by)
         return Sealed(order, (self._known(key) or self._pack_shared(key, storage, tensor, order, demand)).packed)
+
+    def _start(self, tensor: Tensor, order: Order, demand: Demand) -> Packed:
+        """Pack; and settle what was packed before, as far as nobody has to wait, and all but the last MOST_PENDING."""
+        packed = order.codec.start(tensor, demand)
+        pending = self._pending
+        if packed.pending is not None:
+            pending.append(packed)
+        while pending and (len(pending) > MOST_PENDING or pending[0].pending is None or pending[0].pending.ready):
+            pending.popleft().settle()
+        return packed
 
     def _known(self, key: Any) -> Shared | None:
         """What was packed under this key in this forward, if the storage it was packed from is still alive.
@@ -222,7 +237,7 @@ class Frame(ABC):
     def _pack_shared(
         self, key: Any, storage: torch.UntypedStorage | None, tensor: Tensor, order: Order, demand: Demand
     ) -> Shared:
-        shared = Shared(order.codec.pack(tensor, demand), self._latest)
+        shared = Shared(self._start(tensor, order, demand), self._latest)
         self._shared[key] = (None if storage is None else StorageWeakRef(storage), shared)
         return shared
 
@@ -248,7 +263,7 @@ class Frame(ABC):
 
     def _seal_copy(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
         if source is None:
-            return Sealed(order, order.codec.pack(tensor, demand))
+            return Sealed(order, self._start(tensor, order, demand))
         key = ("copy of", source, tensor.shape, tensor.stride(), order.family)
         shared = self._known(key) or self._pack_shared(key, None, tensor, order, demand)
         return Sealed(order, shared.packed, shared if order.elementwise else None)

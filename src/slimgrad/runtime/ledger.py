@@ -197,5 +197,6 @@ def _entry(record: Record, ticket: Kept | Sealed) -> Entry:
     if isinstance(ticket, Kept):
         return Entry(*what)
     order, packed = ticket.order, ticket.packed
+    packed.settle()
     promised = order.codec.promised(packed.layout.shape, record.dtype, packed.demand)
     return Entry(*what, order, id(packed), packed.nbytes, promised)
