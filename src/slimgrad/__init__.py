@@ -14,7 +14,7 @@ from slimgrad.errors import (
 )
 from slimgrad.ops import FewBitFunction, GatedFunction, fewbit_function, gated_function
 from slimgrad.profiler import profile
-from slimgrad.recipes import BlockPruning, DropIT, block_pruning, dropit, fewbit
+from slimgrad.recipes import BlockPruning, Comet, DropIT, block_pruning, comet, dropit, fewbit
 from slimgrad.rules import Rule
 from slimgrad.runtime.run import Run, apply
 from slimgrad.spec import Need, Profile, Report, Site, Storage
@@ -28,6 +28,7 @@ __all__ = [
     "Blocks",
     "Bounded",
     "Codec",
+    "Comet",
     "DoubleBackwardError",
     "DropIT",
     "FewBit",
@@ -55,6 +56,7 @@ __all__ = [
     "UnsupportedModelError",
     "apply",
     "block_pruning",
+    "comet",
     "dropit",
     "fewbit",
     "fewbit_function",

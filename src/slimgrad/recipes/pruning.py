@@ -54,6 +54,21 @@ def _head(model: nn.Module) -> list[str]:
 SKIPPED: dict[str, Callable[[nn.Module], list[str]]] = {"first": _first, "head": _head}
 
 
+def skipped_paths(recipe: str, skip: Iterable[str], model: nn.Module) -> tuple[str, ...]:
+    """The products that are left out by name, or by what they are."""
+    return tuple(dict.fromkeys(path for entry in skip for path in _skipped(recipe, entry, model)))
+
+
+def _skipped(recipe: str, entry: str, model: nn.Module) -> list[str]:
+    if entry in SKIPPED:
+        return SKIPPED[entry](model)
+    found = [path for path in products(model) if path_matches(path, entry)]
+    if not found:
+        words = ", ".join(map(repr, SKIPPED))
+        raise RuleError(f"{recipe}: skip={entry!r} is no linear layer or convolution of the model, and none of {words}")
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Pruning(Recipe):
     """A part of what products read is kept; everything else is left to `rest`, and to what can be kept exactly in less.
@@ -91,7 +106,7 @@ class Pruning(Recipe):
         """What keeps this part; refuses what no part can be."""
 
     def stages(self, model: nn.Module) -> Mapping[int, Rules]:
-        skipped = tuple(dict.fromkeys(path for entry in self.skip for path in self._skipped(entry, model)))
+        skipped = skipped_paths(self.called, self.skip, model)
         return {step: self._rules(part, skipped, model) for step, part in self._schedule().items()}
 
     def _schedule(self) -> Mapping[int, float]:
@@ -111,17 +126,6 @@ class Pruning(Recipe):
     def _operands(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
         """The rules for all layers without a part of their own."""
         return [Rule(Operands(skipped), Keep() if part == 1 else self.codec(part))]
-
-    def _skipped(self, entry: str, model: nn.Module) -> Iterable[str]:
-        if entry in SKIPPED:
-            return SKIPPED[entry](model)
-        found = [path for path in products(model) if path_matches(path, entry)]
-        if not found:
-            words = ", ".join(map(repr, SKIPPED))
-            raise RuleError(
-                f"{self.called}: skip={entry!r} is no linear layer or convolution of the model, and none of {words}"
-            )
-        return found
 
     def __repr__(self) -> str:
         return super().__repr__().replace(f"{type(self).__name__}(", f"{self.called}(", 1)

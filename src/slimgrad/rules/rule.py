@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
+from torch.optim import Optimizer
 
 from slimgrad.codecs import CODECS, Codec, Lossless, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
@@ -60,7 +61,19 @@ class AnyOf(Value):
         return cls(tuple(Need(need) for need in checked_body(cls, data)["needs"]))
 
 
-SELECTORS: dict[str, type[Operands | AnyOf]] = {"operands": Operands, "any_of": AnyOf}
+@dataclass(frozen=True)
+class InputOf(Value):
+    """What the product of one module reads. Where that is kept by somebody else anyway, there is nothing to select."""
+
+    optional: ClassVar[bool] = True
+
+    path: str
+
+    def __call__(self, site: Site) -> bool:
+        return site.need is Need.OPERAND and site.path == self.path
+
+
+SELECTORS: dict[str, type[Operands | AnyOf | InputOf]] = {"operands": Operands, "any_of": AnyOf, "input_of": InputOf}
 """Functions of a site that can be written to JSON, by the key they are written under."""
 
 Where = str | type[nn.Module] | Need | Callable[[Site], bool]
@@ -128,6 +141,41 @@ class Recipe(Value, ABC):
     @abstractmethod
     def stages(self, model: nn.Module) -> Mapping[int, Rules]:
         """Step -> the rules from that step on; the first is step 0."""
+
+    def controller(self, model: nn.Module) -> Controller | None:
+        """What changes the rules by what it sees; None if they follow from the step alone."""
+        return None
+
+
+class Controller(ABC):
+    """Rules that follow from what is seen while a model is trained."""
+
+    @property
+    @abstractmethod
+    def rules(self) -> Rules:
+        """Of the forward that is next: the very same tuple as long as nothing changed."""
+
+    @abstractmethod
+    def attach(self) -> None:
+        """Have the hooks that it takes to see."""
+
+    @abstractmethod
+    def detach(self) -> None: ...
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """A forward of this step begins; there may be several."""
+
+    @abstractmethod
+    def end(self, optimizer: Optimizer | None) -> None:
+        """The optimizer took the step; without one, the next forward begins."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What it takes to go on where one stopped."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def path_matches(path: str, pattern: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +13,7 @@ from slimgrad.errors import SlimgradError, SpecError, UnsupportedModelError
 from slimgrad.rules import Rule, check_against_model
 from slimgrad.runtime.batches import call_arguments
 from slimgrad.runtime.gate import Border, Gate
-from slimgrad.runtime.stages import Stages, stages_of
+from slimgrad.runtime.stages import stages_of
 from slimgrad.runtime.swaps import drop_inert_swaps
 from slimgrad.spec import Report
 
@@ -43,6 +44,14 @@ class Run:
                 "nothing to report yet: no forward with gradients has run under this run. Run one training step first."
             )
         return self._gate.last.report(tuple(self._gate.notes))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step, and what a controller knows: save it beside the optimizer's state."""
+        return self._gate.stages.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the training that saved this state stopped."""
+        self._gate.stages.load_state_dict(state)
 
     def remove(self) -> None:
         """Undo `apply` exactly. Backward through forwards already done still works."""
@@ -85,17 +94,17 @@ def apply(
     Parameters, buffers, `state_dict` and module classes are not touched.
     """
     check_model(model)
-    stages = stages_of(what, model)
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise UnsupportedModelError(f"optimizer must be a torch.optim.Optimizer, found {type(optimizer).__name__}")
+    stages = stages_of(what, model, optimizer)
     modules = dict(model.named_modules())
-    for rules in stages.values():
+    for rules in (stages.rules, *stages.to_come):
         check_against_model(rules, modules)
     if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
         raise SpecError(f"min_bytes must be a number of bytes, 0 or more; found {min_bytes!r}")
     drop_inert_borders(model)
     drop_inert_swaps(model)
-    gate = Gate(model, Stages(stages, optimizer), min_bytes)
+    gate = Gate(model, stages, min_bytes)
     if batch is not None:
         gate.learn_ahead(call_arguments(batch))
     gate.attach()

@@ -9,14 +9,20 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from slimgrad.errors import SpecError
 from slimgrad.recipes import recipe_from
-from slimgrad.rules import Recipe, Rules, as_rules
+from slimgrad.rules import Controller, Recipe, Rules, as_rules
 
 
-def stages_of(what: Any, model: nn.Module) -> Mapping[int, Rules]:
-    """What `apply` was given, as rules by the step from which on they hold."""
+def stages_of(what: Any, model: nn.Module, optimizer: Optimizer | None = None) -> Stages:
+    """What `apply` was given."""
     recipe = what if isinstance(what, Recipe) else recipe_from(what)
-    return {0: as_rules(what)} if recipe is None else recipe.stages(model)
+    if recipe is None:
+        return Stages({0: as_rules(what)}, optimizer)
+    controller = recipe.controller(model)
+    if controller is not None:
+        return Adaptive(controller, optimizer)
+    return Stages(recipe.stages(model), optimizer)
 
 
 class Stages:
@@ -56,3 +62,56 @@ class Stages:
 
     def _count(self, *_: Any) -> None:
         self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if type(state.get("step")) is not int or state.keys() != self.state_dict().keys():
+            expected = ", ".join(self.state_dict())
+            raise SpecError(f"expected the state of a run with {expected}; found {', '.join(map(str, state))}")
+        self.step = state["step"]
+
+
+class Adaptive(Stages):
+    """Rules that a controller changes."""
+
+    def __init__(self, controller: Controller, optimizer: Optimizer | None) -> None:
+        super().__init__({0: controller.rules}, optimizer)
+        self.controller = controller
+        self._forwards = 0
+
+    @property
+    def rules(self) -> Rules:
+        return self.controller.rules
+
+    @property
+    def to_come(self) -> list[Rules]:
+        return []
+
+    def begin_forward(self) -> Rules:
+        if self._optimizer is None and self._forwards:
+            self._count()
+        self._forwards += 1
+        self.controller.begin(self.step)
+        return self.rules
+
+    def attach(self) -> None:
+        if self._handle is None:
+            self.controller.attach()
+        super().attach()
+
+    def detach(self) -> None:
+        super().detach()
+        self.controller.detach()
+
+    def _count(self, *_: Any) -> None:
+        self.controller.end(self._optimizer)
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "controller": self.controller.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.controller.load_state_dict(state["controller"])

@@ -1,0 +1,321 @@
+"""COMET (Jin et al., VLDB 2022): products keep their inputs within a bound that follows from what gradients can bear.
+
+NOTE [From a bound to the noise of a gradient]
+Inputs that are off by up to eb, evenly, add noise to dW and to nothing else. An element of dW in output channel c is a
+sum over all rows of dY_c times an input, so the noise has the deviation sigma_c = eb / sqrt(3) * sqrt(R) * ||dY_c||,
+where R is the part of the inputs that are not zero, for zeros stay zeros. Over a layer's channels its square is, on
+average, ||dY||^2 / channels. The paper's form is 0.32 * mean|dY| * sqrt(rows * R) * eb.
+
+The bound of a layer is the one with which sigma is `target` times the mean magnitude of its momentum. Momentum is
+taken as SGD has it, a sum of gradients of which each weighs less with every step; Adam's is an average, and divided by
+1 - beta1. Where gradients are clipped, or scaled for float16, their noise is so too: by as much as the norm of the
+gradient changes between its accumulation and the optimizer's step.
+
+NOTE [When bounds change]
+Statistics take two passes over dY and the inputs, so they are taken at some steps only: first at the first, then every
+so many steps, where that interval is halved if a bound moved by more than 2x, and doubled otherwise, up to `refresh`.
+Until there are any, inputs are kept within START of their range. Bounds are rounded down to quarters of powers of two,
+so that a layer whose bound hardly moves keeps its codec, and the sizes that it knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from slimgrad.codecs import Bounded, Codec, Lossless, codec_from_dict
+from slimgrad.errors import SpecError
+from slimgrad.kernels.geometry import feature_dim
+from slimgrad.recipes.pruning import products, skipped_paths
+from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules
+from slimgrad.spec.values import checked_body, tuples
+
+START = 1e-3
+"""Of a tensor's range."""
+PAPER_CONSTANT = 0.32
+MOVED = 2.0
+STAYS = 0.9
+"""How much of a momentum stays with every step, where it is ours."""
+LEAST_BOUND, MOST_BOUND = 1e-30, 1e30
+Estimate = Literal["channels", "paper"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Comet(Recipe):
+    """The recipe that `comet` makes."""
+
+    target: float = 0.01
+    refresh: int = 1000
+    rest: Codec | None = None
+    skip: tuple[str, ...] = ()
+    predict: Literal["none", "lorenzo", "auto"] = "auto"
+    estimate: Estimate = "channels"
+    adapt: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, (int, float)) or not 0 < self.target < math.inf:
+            raise SpecError(f"comet: target must be a positive number, found {self.target!r}")
+        if type(self.refresh) is not int or self.refresh < 1:
+            raise SpecError(f"comet: refresh must be a number of steps, at least 1; found {self.refresh!r}")
+        if self.rest is not None and not isinstance(self.rest, Codec):
+            raise SpecError(f"comet: rest must be a codec such as Quant(bits=4), found {self.rest!r}")
+        if self.estimate not in ("channels", "paper"):
+            raise SpecError(f"comet: estimate must be 'channels' or 'paper', found {self.estimate!r}")
+        Bounded(predict=self.predict)
+
+    def stages(self, model: nn.Module) -> Mapping[int, Rules]:
+        return {0: self.rules(self.layers(model), {})}
+
+    def controller(self, model: nn.Module) -> CometController:
+        return CometController(self, {path: model.get_submodule(path) for path in self.layers(model)})
+
+    def layers(self, model: nn.Module) -> list[str]:
+        """The products that are treated."""
+        skipped = set(skipped_paths("comet", self.skip, model))
+        return [path for path in products(model) if path not in skipped]
+
+    def rules(self, layers: Iterable[str], bounds: Mapping[str, float]) -> Rules:
+        found = [Rule(InputOf(path), self.codec(bounds.get(path))) for path in layers]
+        return (*found, *([] if self.rest is None else [Rule("*", self.rest)]), Rule("*", Lossless()))
+
+    def codec(self, bound: float | None) -> Bounded:
+        if bound is None:
+            return Bounded(bound=START, relative=True, predict=self.predict)
+        return Bounded(bound=bound, predict=self.predict)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Comet(", "comet(", 1)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Comet:
+        body = checked_body(cls, data)
+        rest = None if body["rest"] is None else codec_from_dict(body["rest"])
+        return cls(**{**{name: tuples(value) for name, value in body.items()}, "rest": rest})
+
+
+@dataclass
+class Seen:
+    """What one layer showed in the forwards and backwards of one step; tensors, which the host does not wait for."""
+
+    first: str
+    """The first layer that read the same input: they share what is kept of it, and so the bound."""
+    squares: list[Tensor] = field(default_factory=list)
+    """||dY||^2 over channels; for the paper's form, the square of sqrt(rows) mean|dY|."""
+    nonzero: list[Tensor] = field(default_factory=list)
+    accumulated: Tensor | None = None
+    """The norm of the gradient when it was."""
+
+
+class CometController(Controller):
+    """Bounds that follow the momentum."""
+
+    def __init__(self, recipe: Comet, layers: Mapping[str, nn.Module]) -> None:
+        self.recipe = recipe
+        self.layers = layers
+        self.bounds: dict[str, float] = {}
+        self.interval = 1
+        self.next = 0
+        """The step at which statistics are taken again."""
+        self.path: list[tuple[int, dict[str, float]]] = []
+        """Each refresh: its step, and the bounds from then on."""
+        self._step = 0
+        self._seen: dict[str, Seen] = {}
+        self._inputs: dict[int, tuple[StorageWeakRef, str]] = {}
+        self._momenta: dict[str, Tensor] = {}
+        self._lacking: set[str] = set()
+        """Layers whose momentum is ours to have."""
+        self._handles: list[RemovableHandle] = []
+        self._rules = recipe.rules(layers, {})
+
+    @property
+    def rules(self) -> Rules:
+        return self._rules
+
+    @property
+    def looks(self) -> bool:
+        """Whether statistics are taken in this step."""
+        return self._step >= self.next and (self.recipe.adapt or not self.bounds)
+
+    def attach(self) -> None:
+        for path, module in self.layers.items():
+            self._handles.append(module.register_forward_hook(_Look(self, path)))
+            self._handles.append(_weight(module).register_post_accumulate_grad_hook(_Accumulated(self, path)))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def begin(self, step: int) -> None:
+        if step != self._step:
+            self._seen.clear()
+        self._inputs.clear()
+        self._step = step
+
+    def end(self, optimizer: Optimizer | None) -> None:
+        """A step was taken: if statistics were, bounds follow."""
+        found = {path: self._allowed(path, seen, optimizer) for path, seen in self._seen.items() if seen.squares}
+        known = {path: bound for path, bound in found.items() if bound is not None}
+        if known:
+            values = torch.stack(list(known.values())).tolist()  # the one time the host waits
+            self._follow({path: value for path, value in zip(known, values, strict=True) if 0 < value < math.inf})
+        self._seen.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        momenta = {path: momentum.cpu() for path, momentum in self._momenta.items()}
+        return {"bounds": dict(self.bounds), "interval": self.interval, "next": self.next, "momenta": momenta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        unknown = sorted(set(state["bounds"]) - set(self.layers))
+        if unknown:
+            raise SpecError(f"comet: the state has bounds for {', '.join(unknown[:3])}, which the model does not have")
+        self.bounds, self.interval, self.next = dict(state["bounds"]), state["interval"], state["next"]
+        self._momenta = {p: m.to(_weight(self.layers[p]).device) for p, m in state["momenta"].items()}
+        self._rules = self.recipe.rules(self.layers, self.bounds)
+
+    # --- statistics ---
+
+    def look(self, path: str, x: Tensor, y: Tensor) -> None:
+        """A layer's forward."""
+        storage = x.untyped_storage()
+        known, first = self._inputs.get(storage._cdata, (None, path))
+        if known is None or known.expired():
+            first = path
+            self._inputs[storage._cdata] = (StorageWeakRef(storage), path)
+        seen = self._seen.setdefault(path, Seen(first))
+        seen.nonzero.append(x.detach().count_nonzero() / max(1, x.numel()))
+        if y.requires_grad:
+            y.register_hook(lambda dy: seen.squares.append(self._square(dy)))
+
+    def accumulated(self, path: str, weight: Tensor) -> None:
+        assert weight.grad is not None
+        if path in self._seen:
+            self._seen[path].accumulated = _norm(weight.grad)
+        if path in self._momenta:
+            self._momenta[path].mul_(STAYS).add_(weight.grad)
+        elif path in self._lacking:
+            self._momenta[path] = weight.grad.detach().clone()
+
+    def _square(self, dy: Tensor) -> Tensor:
+        channels = dy.shape[feature_dim(dy.dim())]
+        if self.recipe.estimate == "channels":
+            return _norm(dy).square() / channels
+        return _mean_size(dy).square() * (dy.numel() / channels)
+
+    def _allowed(self, path: str, seen: Seen, optimizer: Optimizer | None) -> Tensor | None:
+        """The bound with which the noise is as large as it may be; None without a gradient or a momentum."""
+        weight = _weight(self.layers[path])
+        size = self._momentum(path, weight, optimizer)
+        if size is None or seen.accumulated is None:
+            return None
+        changed = torch.ones_like(seen.accumulated)
+        if optimizer is not None and weight.grad is not None:
+            changed = _norm(weight.grad) / seen.accumulated
+        constant = 1 / math.sqrt(3) if self.recipe.estimate == "channels" else PAPER_CONSTANT
+        nonzero = torch.stack(seen.nonzero).mean()
+        sigma = constant * (nonzero * torch.stack(seen.squares).sum()).sqrt() * changed.nan_to_num(1.0)
+        return (self.recipe.target * size / sigma).float()
+
+    def _momentum(self, path: str, weight: Tensor, optimizer: Optimizer | None) -> Tensor | None:
+        """Its mean magnitude."""
+        state = {} if optimizer is None else optimizer.state.get(weight, {})
+        if state.get("momentum_buffer") is not None:
+            return _mean_size(state["momentum_buffer"])
+        if state.get("exp_avg") is not None:
+            assert optimizer is not None
+            return _mean_size(state["exp_avg"]) / (1 - _beta(optimizer, weight))
+        self._lacking.add(path)
+        return _mean_size(self._momenta[path]) if path in self._momenta else None
+
+    def _follow(self, allowed: Mapping[str, float]) -> None:
+        least: dict[str, float] = {}
+        for path, bound in allowed.items():
+            first = self._seen[path].first
+            least[first] = min(bound, least.get(first, math.inf))
+        fresh = {path: _rounded(least[self._seen[path].first]) for path in allowed}
+        known = [(bound, self.bounds[path]) for path, bound in fresh.items() if path in self.bounds]
+        moves = [max(pair) / min(pair) for pair in known]
+        settled = len(moves) == len(fresh) and max(moves, default=1.0) <= MOVED
+        self.interval = min(self.recipe.refresh, self.interval * 2) if settled else max(1, self.interval // 2)
+        self.next = self._step + self.interval
+        self.bounds |= fresh
+        self.path.append((self._step, dict(self.bounds)))
+        self._rules = self.recipe.rules(self.layers, self.bounds)
+
+
+class _Look:
+    """A forward hook that looks at a layer where that is asked for."""
+
+    def __init__(self, controller: CometController, path: str) -> None:
+        self.controller = controller
+        self.path = path
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if self.controller.looks and torch.is_grad_enabled() and isinstance(output, Tensor) and inputs:
+            self.controller.look(self.path, inputs[0], output)
+
+
+class _Accumulated:
+    """A hook on a weight whose gradient was accumulated."""
+
+    def __init__(self, controller: CometController, path: str) -> None:
+        self.controller = controller
+        self.path = path
+
+    def __call__(self, weight: Tensor) -> None:
+        self.controller.accumulated(self.path, weight)
+
+
+def _weight(module: nn.Module) -> nn.Parameter:
+    return module.weight  # type: ignore[return-value]
+
+
+def _norm(x: Tensor, order: int = 2) -> Tensor:
+    """Without a copy of x in another precision."""
+    found: Tensor = torch.linalg.vector_norm(x.detach(), ord=order, dtype=torch.float32)
+    return found
+
+
+def _mean_size(x: Tensor) -> Tensor:
+    return _norm(x, 1) / x.numel()
+
+
+def _beta(optimizer: Optimizer, weight: Tensor) -> float:
+    """Adam's first, of the group that has this weight."""
+    group = next(group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
+    return float(group["betas"][0])
+
+
+def _rounded(bound: float) -> float:
+    """Down to quarters of powers of two."""
+    return min(max(float(2.0 ** (math.floor(math.log2(bound) * 4) / 4)), LEAST_BOUND), MOST_BOUND)
+
+
+def comet(
+    target: float = 0.01,
+    refresh: int = 1000,
+    rest: Codec | None = None,
+    *,
+    skip: Iterable[str] = (),
+    predict: Literal["none", "lorenzo", "auto"] = "auto",
+    estimate: Estimate = "channels",
+    adapt: bool = True,
+) -> Comet:
+    """Linear layers and convolutions keep their inputs within a bound, each its own, that follows the training.
+
+    The bound of a layer is such that the noise it adds to the gradient of the weight is `target` times the mean
+    magnitude of the momentum: that of `apply(..., optimizer=...)`, or else one of ours. It is found anew every
+    `refresh` steps, and more often while it moves. Forward is exact, and so is the gradient that flows on; zeros stay
+    zeros. `rest` treats everything else. `skip` leaves out layers: "first", "head", or paths. With `estimate="paper"`
+    the noise is taken from the mean magnitude of dY; with `adapt=False` the first bounds stay, for comparison.
+    """
+    names = tuple([skip] if isinstance(skip, str) else skip)
+    return Comet(target=target, refresh=refresh, rest=rest, skip=names, predict=predict, estimate=estimate, adapt=adapt)

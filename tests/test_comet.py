@@ -1,0 +1,264 @@
+"""COMET: bounds that follow from the noise that gradients can bear."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+import slimgrad as sg
+from slimgrad.codecs import Bounded, Quant
+from slimgrad.recipes.comet import CometController
+from tests.models import Projections
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    found = load_digits()
+    return torch.tensor(found.images).float().unsqueeze(1) / 16, torch.tensor(found.target)
+
+
+IMAGES, LABELS = digits()
+
+
+def cnn() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 64, 10),
+    )
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: int, *, first: int = 0, clip: float | None = None) -> None:
+    for step in range(first, first + steps):
+        at = torch.randint(0, len(IMAGES), (64,), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(IMAGES[at]), LABELS[at]).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+def controller(run: sg.Run) -> CometController:
+    return run._gate.stages.controller
+
+
+def treated(model: nn.Module, optimizer: Optimizer | None, **settings: object) -> sg.Run:
+    return sg.apply(model, sg.comet(**settings), optimizer=optimizer, min_bytes=0)
+
+
+@pytest.mark.parametrize("kind", ["conv", "linear"])
+def test_the_noise_of_a_gradient_is_as_predicted(kind: str) -> None:
+    """By layers that were trained, on real images: within 3 %, and normal."""
+    model = cnn()
+    train(model, SGD(model.parameters(), lr=0.05, momentum=0.9), 30)
+    model.eval()
+    head = nn.Sequential(*list(model)[:3]) if kind == "conv" else nn.Sequential(*list(model)[:6])
+    layer = model[3] if kind == "conv" else model[6]
+    errors, predicted = [], []
+    for number in range(20):
+        x = head(IMAGES[64 * number : 64 * number + 64]).detach()
+        y = layer(x)
+        dy = (
+            torch.randn_like(y) * 0.01
+            if kind == "conv"
+            else (y.softmax(1) - nn.functional.one_hot(LABELS[64 * number : 64 * number + 64], 10))
+        )
+        codec = Bounded(bound=0.05)
+        off = codec.unpack(codec.pack(x)) - x
+        dw = torch.autograd.grad(layer(off) - layer(torch.zeros_like(off)), layer.weight, dy.detach())[0]
+        channels = 1 if dy.dim() == 4 else dy.dim() - 1
+        norms = dy.movedim(channels, 0).flatten(1).norm(dim=1)
+        nonzero = (x != 0).float().mean()
+        sigma = 0.05 / math.sqrt(3) * nonzero.sqrt() * norms
+        seen = (x != 0).float().mean((0, 2, 3) if x.dim() == 4 else 0)  # of each input: where it is not always zero
+        live = seen > 0.02
+        scale = sigma[:, None] * (seen[live] / nonzero).sqrt()[None, :]
+        errors.append(
+            (
+                dw.flatten(2).mean(2) * 3
+                if dw.dim() == 4 and False
+                else dw[:, live].flatten(2) / scale[:, :, None]
+                if dw.dim() == 4
+                else dw[:, live] / scale
+            ).flatten()
+        )
+        predicted.append(sigma)
+    found = torch.cat(errors)
+    assert abs(float(found.std()) - 1) < 0.03
+    assert abs(float((found.abs() < 1).float().mean()) - 0.6827) < 0.015
+
+
+OPTIMIZERS = {
+    "SGD with momentum": lambda p: SGD(p, lr=0.05, momentum=0.9),
+    "SGD without": lambda p: SGD(p, lr=0.05),
+    "AdamW": lambda p: AdamW(p, lr=2e-3),
+}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["optimizer", "no optimizer"])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def test_bounds_follow_whatever_the_optimizer_is(make, known: bool) -> None:
+    model = cnn()
+    optimizer = make(model.parameters())
+    run = treated(model, optimizer if known else None, refresh=16)
+    train(model, optimizer, 60)
+    found = controller(run)
+    assert set(found.bounds) == {"0", "3", "6"}
+    assert all(1e-4 < bound < 1 for bound in found.bounds.values())
+    assert 4 <= len(found.path) <= 60
+    steps = [step for step, _ in found.path]
+    assert max(b - a for a, b in itertools.pairwise(steps)) <= 16
+    sites = [site for site in run.report().sites if "Bounded" in site.codec]
+    assert {site.site.path for site in sites} == {"2", "3", "4", "6"}, "with the masks of the ReLUs between"
+    assert sum(site.before for site in sites if site.after) > 5 * sum(site.after for site in sites)
+
+
+def test_the_target_is_met() -> None:
+    """What the noise is, by the gradient with and without it, over the momentum."""
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
+    run = treated(model, optimizer, target=0.05, refresh=1)
+    train(model, optimizer, 12)
+    state = {name: p.grad.clone() for name, p in model.named_parameters()}
+    del state
+    exact = copy.deepcopy(model)
+    run2 = run  # the bounds of the last step hold in the next
+    at = torch.arange(64)
+    for each in (model, exact):
+        each.zero_grad()
+        nn.functional.cross_entropy(each(IMAGES[at]), LABELS[at]).backward()
+    for number in (3, 6):
+        noise = (model[number].weight.grad - exact[number].weight.grad).std()
+        momentum = optimizer.state[model[number].weight]["momentum_buffer"].abs().mean()
+        assert 0.015 < float(noise / momentum) < 0.08
+    assert run2.active
+
+
+def test_the_interval_is_halved_while_bounds_move_and_grows_when_they_settle() -> None:
+    model = cnn()
+    found = treated(model, SGD(model.parameters(), lr=0.1), refresh=8)
+    it = controller(found)
+    for bound in (1.0, 1.0, 1.0, 1.0, 1.0):
+        it._step = it.next
+        it._seen = {"3": type("Seen", (), {"first": "3"})()}
+        it._follow({"3": bound})
+    assert it.interval == 8
+    it._follow({"3": 3.0})
+    assert it.interval == 4
+    it._follow({"3": 1.0})
+    assert it.interval == 2
+
+
+def test_a_training_goes_on_where_it_stopped() -> None:
+    def begin() -> tuple[nn.Module, Optimizer, sg.Run]:
+        model = cnn()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        return model, optimizer, treated(model, optimizer, refresh=4)
+
+    straight, optimizer, run = begin()
+    train(straight, optimizer, 12)
+    before, optimizer_before, run_before = begin()
+    train(before, optimizer_before, 6)
+    after, optimizer_after, run_after = begin()
+    after.load_state_dict(before.state_dict())
+    optimizer_after.load_state_dict(optimizer_before.state_dict())
+    run_after.load_state_dict(copy.deepcopy(run_before.state_dict()))
+    train(after, optimizer_after, 6, first=6)
+    assert controller(run_after).bounds == controller(run).bounds
+    assert all(torch.equal(a, b) for a, b in zip(after.parameters(), straight.parameters(), strict=True))
+    with pytest.raises(sg.SpecError, match="which the model does not have"):
+        controller(run_after).load_state_dict({"bounds": {"7": 1.0}, "interval": 1, "next": 0, "momenta": {}})
+    with pytest.raises(sg.SpecError, match="expected the state of a run with step, controller; found step"):
+        run_after.load_state_dict({"step": 3})
+
+
+def test_clipped_gradients_bear_as_much_less_noise() -> None:
+    bounds = []
+    for clip in (None, 1e-3):
+        model = cnn()
+        optimizer = SGD(model.parameters(), lr=0.0, momentum=0.9)
+        run = treated(model, optimizer)
+        train(model, optimizer, 1, clip=clip)
+        bounds.append(controller(run).bounds)
+    assert bounds[0] == bounds[1]  # the momentum is of clipped gradients, too
+
+
+def test_layers_that_read_one_input_have_one_bound() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), Projections())
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = treated(model, optimizer)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(64, 64)).square().sum().backward()
+        optimizer.step()
+    bounds = controller(run).bounds
+    shared = [bound for path, bound in bounds.items() if path != "0"]
+    assert len(shared) >= 3 and len(set(shared)) < len(shared)
+
+
+def test_forward_and_the_gradient_that_flows_on_are_exact() -> None:
+    plain = cnn().eval()
+    model = copy.deepcopy(plain)
+    treated(model, None)
+    for _ in range(4):
+        x = IMAGES[:32].clone().requires_grad_()
+        dx = [torch.autograd.grad(each(x).square().sum(), x)[0] for each in (plain, model)]
+        assert torch.equal(*dx)
+
+
+def test_a_bound_may_stay_where_it_was_at_first() -> None:
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = treated(model, optimizer, adapt=False)
+    train(model, optimizer, 10)
+    assert len(controller(run).path) == 1
+
+
+def test_nothing_is_left_behind() -> None:
+    model = cnn()
+    run = treated(model, None)
+    train(model, SGD(model.parameters(), lr=0.05), 2)
+    run.remove()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters() if p._post_accumulate_grad_hooks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target": 0}, "comet: target must be a positive number, found 0"),
+        ({"refresh": 0}, "refresh must be a number of steps, at least 1; found 0"),
+        ({"rest": "quant"}, "rest must be a codec such as"),
+        ({"estimate": "guess"}, "estimate must be 'channels' or 'paper', found 'guess'"),
+        ({"predict": "spline"}, "predict must be one of none, lorenzo, auto"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(sg.SpecError, match=message):
+        sg.comet(**settings)
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    with pytest.raises(sg.RuleError, match="comet: skip='stem' is no linear layer or convolution of the model"):
+        sg.apply(cnn(), sg.comet(skip=["stem"]))
+
+
+@pytest.mark.parametrize(
+    "recipe", [sg.comet(), sg.comet(0.05, 100, Quant(bits=4), skip="first", estimate="paper")], ids=repr
+)
+def test_it_prints_as_typed_and_round_trips_through_json(recipe: sg.Comet) -> None:
+    assert eval(repr(recipe), vars(sg)) == recipe
+    assert sg.Comet.from_json(recipe.to_json()) == recipe
