@@ -175,6 +175,7 @@ BOUNDEDS = (
     Bounded(bound=0.3, predict="lorenzo"),
     Bounded(bound=1e-5),
     Bounded(bound=0.05, relative=True),
+    Bounded(bound=0.1, dither=True),
 )
 
 CASES: tuple[Case, ...] = (

@@ -8,13 +8,15 @@ import math
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor, nn
+from torch.nn import grad
 from torch.optim import SGD, AdamW, Optimizer
 
 import slimgrad as sg
 from slimgrad.codecs import Bounded, Quant
 from slimgrad.recipes.comet import CometController
+from slimgrad.recipes.noise import variance_by
 from tests.models import Projections
 
 
@@ -57,46 +59,76 @@ def treated(model: nn.Module, optimizer: Optimizer | None, **settings: object) -
     return sg.apply(model, sg.comet(**settings), optimizer=optimizer, min_bytes=0)
 
 
-@pytest.mark.parametrize("kind", ["conv", "linear"])
-def test_the_noise_of_a_gradient_is_as_predicted(kind: str) -> None:
-    """By layers that were trained, on real images: within 3 %, and normal."""
-    model = cnn()
-    train(model, SGD(model.parameters(), lr=0.05, momentum=0.9), 30)
-    model.eval()
-    head = nn.Sequential(*list(model)[:3]) if kind == "conv" else nn.Sequential(*list(model)[:6])
-    layer = model[3] if kind == "conv" else model[6]
-    errors, predicted = [], []
-    for number in range(20):
-        x = head(IMAGES[64 * number : 64 * number + 64]).detach()
-        y = layer(x)
-        dy = (
-            torch.randn_like(y) * 0.01
-            if kind == "conv"
-            else (y.softmax(1) - nn.functional.one_hot(LABELS[64 * number : 64 * number + 64], 10))
+def photographs(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Cuttings from two photographs; what is asked is which one, and which half of it."""
+    generator = torch.Generator().manual_seed(seed)
+    sources = [torch.tensor(image).permute(2, 0, 1).float() / 64 - 2 for image in load_sample_images().images]
+    which = torch.randint(0, 2, (count,), generator=generator).tolist()
+    rows, columns = (torch.randint(0, most, (count,), generator=generator).tolist() for most in (427 - 32, 640 - 32))
+    images = [sources[k][:, r : r + 32, c : c + 32] for k, r, c in zip(which, rows, columns, strict=True)]
+    return torch.stack(images), torch.tensor([2 * k + (c > 304) for k, c in zip(which, columns, strict=True)])
+
+
+def for_photographs() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 3),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(24, 32, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, 4),
+    )
+
+
+def errors(model: nn.Module, layer: nn.Module, codec: Bounded, batches: int) -> Tensor:
+    """Of the gradients of a layer's weight, each over its own predicted deviation."""
+    found = []
+    for number in range(batches):
+        seen: dict[str, Tensor] = {}
+        handle = layer.register_forward_hook(
+            lambda _, inputs, y: seen.update(x=inputs[0].detach(), hook=y.register_hook(lambda dy: seen.update(dy=dy)))
         )
-        codec = Bounded(bound=0.05)
+        images, labels = photographs(64, 100 + number)
+        nn.functional.cross_entropy(model(images), labels).backward()
+        handle.remove()
+        x, dy = seen["x"], seen["dy"]
         off = codec.unpack(codec.pack(x)) - x
-        dw = torch.autograd.grad(layer(off) - layer(torch.zeros_like(off)), layer.weight, dy.detach())[0]
-        channels = 1 if dy.dim() == 4 else dy.dim() - 1
-        norms = dy.movedim(channels, 0).flatten(1).norm(dim=1)
-        nonzero = (x != 0).float().mean()
-        sigma = 0.05 / math.sqrt(3) * nonzero.sqrt() * norms
-        seen = (x != 0).float().mean((0, 2, 3) if x.dim() == 4 else 0)  # of each input: where it is not always zero
-        live = seen > 0.02
-        scale = sigma[:, None] * (seen[live] / nonzero).sqrt()[None, :]
-        errors.append(
-            (
-                dw.flatten(2).mean(2) * 3
-                if dw.dim() == 4 and False
-                else dw[:, live].flatten(2) / scale[:, :, None]
-                if dw.dim() == 4
-                else dw[:, live] / scale
-            ).flatten()
+        how = (layer.weight.shape, dy, layer.stride, layer.padding)
+        dw = grad.conv2d_weight(off, *how)
+        sigma = grad.conv2d_weight((x != 0).float(), how[0], dy.square(), *how[2:]).sqrt() * (
+            codec.bound / math.sqrt(3)
         )
-        predicted.append(sigma)
-    found = torch.cat(errors)
-    assert abs(float(found.std()) - 1) < 0.03
-    assert abs(float((found.abs() < 1).float().mean()) - 0.6827) < 0.015
+        predicted = variance_by(layer, x)(dy).sqrt() * codec.bound
+        assert torch.allclose(predicted, sigma.square().mean().sqrt(), rtol=1e-4)
+        found.append((dw / sigma)[sigma > 0.1 * predicted])
+    return torch.cat(found)
+
+
+def test_the_noise_of_a_gradient_is_as_predicted() -> None:
+    """In trained layers, on real images, of one position and of nine: within 3 %, and normal.
+
+    Without dither neighbours are rounded alike, and the noise is several times as large.
+    """
+    model = for_photographs()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for number in range(20):
+        images, labels = photographs(64, number)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    for layer in (model[3], model[7]):
+        for bound in (0.02, 0.2):
+            found = errors(model, layer, Bounded(bound=bound, dither=True), 12)
+            assert abs(float(found.std()) - 1) < 0.03
+            assert abs(float((found.abs() < 1).float().mean()) - 0.6827) < 0.015
+        assert float(errors(model, layer, Bounded(bound=0.2), 3).std()) > 2
 
 
 OPTIMIZERS = {
@@ -130,10 +162,7 @@ def test_the_target_is_met() -> None:
     optimizer = SGD(model.parameters(), lr=0.02, momentum=0.9)
     run = treated(model, optimizer, target=0.05, refresh=1)
     train(model, optimizer, 12)
-    state = {name: p.grad.clone() for name, p in model.named_parameters()}
-    del state
     exact = copy.deepcopy(model)
-    run2 = run  # the bounds of the last step hold in the next
     at = torch.arange(64)
     for each in (model, exact):
         each.zero_grad()
@@ -141,8 +170,8 @@ def test_the_target_is_met() -> None:
     for number in (3, 6):
         noise = (model[number].weight.grad - exact[number].weight.grad).std()
         momentum = optimizer.state[model[number].weight]["momentum_buffer"].abs().mean()
-        assert 0.015 < float(noise / momentum) < 0.08
-    assert run2.active
+        assert 0.035 < float(noise / momentum) < 0.06
+    assert run.active
 
 
 def test_the_interval_is_halved_while_bounds_move_and_grows_when_they_settle() -> None:

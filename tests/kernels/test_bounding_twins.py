@@ -36,6 +36,10 @@ DATA = {
 }
 
 
+CODINGS = [Coding(predict, zeros) for predict in PREDICTIONS for zeros in (False, True)]
+CODINGS += [Coding("none", zeros=True, dither=True), Coding("auto", dither=True)]
+
+
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> torch.device:
     pytest.importorskip("triton")
@@ -55,14 +59,13 @@ def bits(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("bound", [1e-3, 0.1])
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("predict", PREDICTIONS)
+@pytest.mark.parametrize("how", CODINGS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", DATA)
 def test_streams_and_values_are_the_same(
-    name: str, dtype: torch.dtype, predict: str, zeros: bool, bound: float, place: torch.device
+    name: str, dtype: torch.dtype, how: Coding, bound: float, place: torch.device
 ) -> None:
-    x, how = DATA[name].to(dtype), Coding(predict, zeros)
+    x = DATA[name].to(dtype)
     expected = kernels.pack_bounded(x, torch.tensor([bound]), how, force="torch")
     found = kernels.pack_bounded(x.to(place), torch.tensor([bound], device=place), how, force="triton")
     assert all(torch.equal(a, b) for a, b in zip(in_order(found), in_order(expected), strict=True))

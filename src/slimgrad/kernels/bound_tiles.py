@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import bounds
+from slimgrad.kernels.quant_pack import GOLDEN, mixed
 from slimgrad.kernels.tiles import float32, rounded
 
 BLOCK, BLOCKS, TILE = tl.constexpr(bounds.BLOCK), tl.constexpr(bounds.BLOCKS), tl.constexpr(bounds.TILE)
@@ -25,6 +26,7 @@ MOST_WIDTH, LIMIT, NOISE_BITS = (
 )
 MASKED, SIGNED, RAW = tl.constexpr(bounds.MASKED), tl.constexpr(bounds.SIGNED), tl.constexpr(bounds.RAW)
 SIZE_SHIFT, PREDICTED = tl.constexpr(bounds.SIZE_SHIFT), tl.constexpr(bounds.PREDICTED)
+LEAST_MIDDLE = tl.constexpr(bounds.LEAST_MIDDLE)
 INF = tl.constexpr(float("inf"))
 
 
@@ -42,13 +44,20 @@ def step_of(bound, exponent, MANTISSA: tl.constexpr):
 
 
 @triton.jit
-def codes_of(x, step, ZEROS: tl.constexpr):
+def shifts(at, DITHER: tl.constexpr):
+    """Of each element's intervals, by where it is; as a part of a step."""
+    drawn = mixed(at.to(tl.uint32) * GOLDEN) >> 16
+    return drawn.to(tl.float32) * (1.0 / 65536) if DITHER else (at * 0).to(tl.float32)
+
+
+@triton.jit
+def codes_of(x, step, shift, BETWEEN: tl.constexpr):
     """Of float32; where x is not finite, any."""
     inverse = tl.where(step > 0, tl.div_rn(1.0, step), 0.0)  # without a step, nothing but zeros has a code
     scaled = tl.where(tl.abs(x) < INF, x, 0.0) * inverse
     scaled = tl.minimum(tl.maximum(scaled, -2.0 * LIMIT), 2.0 * LIMIT)
-    if ZEROS:
-        size = (tl.floor(tl.abs(scaled)) + 1.0).to(tl.int32)
+    if BETWEEN:
+        size = (tl.floor(tl.abs(scaled) + shift) + 1.0).to(tl.int32)
         codes = tl.where(x > 0, size, tl.where(x < 0, -size, 0))
     else:
         codes = tl.floor(scaled + 0.5).to(tl.int32)
@@ -56,10 +65,11 @@ def codes_of(x, step, ZEROS: tl.constexpr):
 
 
 @triton.jit
-def values_of(codes, step, ZEROS: tl.constexpr):
-    """What codes stand for, in float32."""
-    if ZEROS:
-        size = (tl.abs(codes).to(tl.float32) - 0.5) * step
+def values_of(codes, step, shift, BETWEEN: tl.constexpr, ZEROS: tl.constexpr):
+    """What codes stand for, in float32: the middle of an interval."""
+    if BETWEEN:
+        middle = tl.abs(codes).to(tl.float32) - 0.5 - shift
+        size = (tl.maximum(middle, LEAST_MIDDLE) if ZEROS else middle) * step
         values = tl.where(codes > 0, size, tl.where(codes < 0, -size, 0.0))
     else:
         values = codes.to(tl.float32) * step
@@ -158,7 +168,8 @@ def load_tile(x, at, left):
 @triton.jit(do_not_specialize=["n", "capacity", "tiles"])
 def pack_kernel(
     x, units, heads, places, bound, scratch, capacity, n, tiles,
-    MANTISSA: tl.constexpr, ZEROS: tl.constexpr, PLAIN: tl.constexpr, AHEAD: tl.constexpr, PER: tl.constexpr,
+    MANTISSA: tl.constexpr, BETWEEN: tl.constexpr, ZEROS: tl.constexpr, DITHER: tl.constexpr, PLAIN: tl.constexpr,
+    AHEAD: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
     """One tile after the other. PLAIN and AHEAD: whether codes are tried as they are, and as differences."""
     eb = tl.load(bound)
@@ -175,17 +186,19 @@ def pack_kernel(
         largest = tl.max(tl.max(tl.where(size < INF, size, 0.0), 1), 0)
         exponent = largest.to(tl.int32, bitcast=True) >> 23
         step = step_of(eb, exponent, MANTISSA)
-        codes = codes_of(wide, step, ZEROS)
-        back = float32(rounded(values_of(codes, step, ZEROS), value.dtype))
+        shift = shifts(tile * TILE + at, DITHER)
+        codes = codes_of(wide, step, shift, BETWEEN)
+        back = float32(rounded(values_of(codes, step, shift, BETWEEN, ZEROS), value.dtype))
         good = (tl.abs(wide - back) <= eb) & (tl.abs(codes) <= LIMIT)
         if ZEROS:
-            good = good & ((wide == 0) == (back == 0))
+            good = good & ((wide > 0) == (back > 0)) & ((wide < 0) == (back < 0))
         fits = tl.min(good.to(tl.int32), 1)
         head, used = measured(codes, fits, PER * BLOCK)
         predicted = 0
         if AHEAD:
             previous = float32(tl.load(begin_tile + at - 1, mask=(at > 0) & (at < left), other=0.0))
-            difference = tl.where(at < left, codes - codes_of(previous, step, ZEROS), 0)
+            before = codes_of(previous, step, shifts(tile * TILE + at - 1, DITHER), BETWEEN)
+            difference = tl.where(at < left, codes - before, 0)
             ahead_head, ahead_used = measured(difference, fits, PER * BLOCK)
             allowed = tl.max(ahead_head & RAW, 0) == 0
             if PLAIN:
@@ -243,8 +256,8 @@ def read_raw(units, begin, raw, out, PER: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def unpack_kernel(
-    units, out, heads, places, bound, n, MANTISSA: tl.constexpr, ZEROS: tl.constexpr, AHEAD: tl.constexpr,
-    PER: tl.constexpr,
+    units, out, heads, places, bound, n, MANTISSA: tl.constexpr, BETWEEN: tl.constexpr, ZEROS: tl.constexpr,
+    DITHER: tl.constexpr, AHEAD: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
     """One tile."""
     tile = tl.program_id(0)
@@ -259,11 +272,12 @@ def unpack_kernel(
             sums = tl.sum(codes, 1)
             codes = tl.cumsum(codes, 1) + (tl.cumsum(sums, 0) - sums)[:, None]
     step = step_of(tl.load(bound), own & 0xFF, MANTISSA)
-    value = rounded(values_of(codes, step, ZEROS), out.dtype.element_ty)
+    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    shift = shifts(tile * TILE + at, DITHER)
+    value = rounded(values_of(codes, step, shift, BETWEEN, ZEROS), out.dtype.element_ty)
     raw = (head & RAW) != 0
     if tl.max(raw.to(tl.int32), 0) == 1:
         value = tl.where(raw[:, None], read_raw(units, begin, raw, out, PER), value)
-    at = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     left = n - tile * TILE
     target = out + tile.to(tl.int64) * TILE + at
     if left >= TILE:

@@ -52,13 +52,17 @@ def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
 @lru_cache(maxsize=4096)
 def _packing(n: int, dtype: torch.dtype, how: Coding, programs: int) -> Launch:
     tiles = Extent(n, dtype.itemsize).tiles
-    return Launch(pack_kernel, programs, n, tiles, MANTISSA[dtype], how.zeros, *how.tries, _per(dtype), **EXACT)
+    return Launch(pack_kernel, programs, n, tiles, *_constants(dtype, how), *how.tries, _per(dtype), **EXACT)
 
 
 @lru_cache(maxsize=4096)
 def _unpacking(n: int, dtype: torch.dtype, how: Coding) -> Launch:
     tiles = Extent(n, dtype.itemsize).tiles
-    return Launch(unpack_kernel, tiles, n, MANTISSA[dtype], how.zeros, how.tries[1], _per(dtype), **EXACT)
+    return Launch(unpack_kernel, tiles, n, *_constants(dtype, how), how.tries[1], _per(dtype), **EXACT)
+
+
+def _constants(dtype: torch.dtype, how: Coding) -> tuple[int, bool, bool, bool]:
+    return MANTISSA[dtype], how.between, how.zeros, how.dither
 
 
 def _per(dtype: torch.dtype) -> int:

@@ -37,6 +37,14 @@ NOTE [Zeros]
 Zero has the code 0 and stays zero. Other values may come to have it too, unless ZEROS says that nothing else may: then
 a ReLU's mask can be read from what is unpacked. Codes then stand for the intervals between the multiples of a step and
 not for the ones around them.
+
+NOTE [Errors that do not know each other]
+Neighbours in a smooth map are rounded alike: their errors add up in a gradient instead of cancelling, to 1.4 to 5 times
+what independent ones would (conv layers on photographs, bounds from 0.02 to 0.2). With DITHER the intervals of each
+element are shifted by a part of a step of its own, a hash of where it is, which is known again when it is unpacked:
+errors are then even and independent, whatever the data. Zeros have a code of their own as with ZEROS. Values smaller
+than a step may change their sign; with ZEROS they come as near to zero as LEAST_MIDDLE instead, which shifts the mean
+of those in the first step by a 48th of one.
 """
 
 from __future__ import annotations
@@ -53,6 +61,9 @@ MASK_UNITS = BLOCK // UNIT_BITS
 MOST_WIDTH = 15
 LIMIT = 2**14 - 1
 """The largest code: with a sign it fills MOST_WIDTH bits."""
+
+LEAST_MIDDLE = 2.0**-6
+"""Of a step: nearer to zero nothing comes that must not be zero."""
 
 MASKED, SIGNED, RAW = 1 << 4, 1 << 5, 1 << 6
 SIZE_SHIFT = 7
@@ -73,6 +84,13 @@ class Coding(NamedTuple):
     predict: str = NONE
     zeros: bool = False
     """Whether nothing but zero may become zero."""
+    dither: bool = False
+    """Whether each element is rounded in a way of its own."""
+
+    @property
+    def between(self) -> bool:
+        """Whether codes stand for intervals between multiples of a step."""
+        return self.zeros or self.dither
 
     @property
     def tries(self) -> tuple[bool, bool]:

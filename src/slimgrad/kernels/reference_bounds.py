@@ -12,6 +12,7 @@ from slimgrad.errors import SpecError
 from slimgrad.kernels.bounds import (
     BLOCK,
     BLOCKS,
+    LEAST_MIDDLE,
     LIMIT,
     MANTISSA,
     MASK_UNITS,
@@ -28,6 +29,7 @@ from slimgrad.kernels.bounds import (
     Extent,
 )
 from slimgrad.kernels.geometry import PATTERNS, Layout, check_dense
+from slimgrad.kernels.reference_groups import GOLDEN, mixed
 
 CHUNK = 128 * TILE
 """Elements that are treated at once, so that what is needed meanwhile stays small."""
@@ -48,7 +50,8 @@ def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = N
     """
     check_dense("pack_bounded", x)
     flat = x.detach().as_strided((x.numel(),), (1,))
-    parts = [_pack_some(flat[first : first + CHUNK], bound, how) for first in range(0, max(1, len(flat)), CHUNK)]
+    firsts = range(0, max(1, len(flat)), CHUNK)
+    parts = [_pack_some(flat[first : first + CHUNK], first, bound, how) for first in firsts]
     units, heads = torch.cat([part.units for part in parts]), torch.cat([part.heads for part in parts])
     used = torch.cat([part.places[-1:] for part in parts]).cumsum(0, dtype=torch.int32)
     before = torch.nn.functional.pad(used, (1, 0))[:-1]
@@ -58,13 +61,14 @@ def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = N
     return BoundedParts(units, heads, torch.cat([*places, used[-1:]]), bound)
 
 
-def _pack_some(x: Tensor, bound: Tensor, how: Coding) -> BoundedParts:
+def _pack_some(x: Tensor, first: int, bound: Tensor, how: Coding) -> BoundedParts:
     tiles = _tiles(x)
     extent = Extent(x.numel(), x.element_size())
     exponent = tiles.float().abs().nan_to_num(0, 0, 0).amax((1, 2)).view(torch.int32) >> 23
     step = step_of(bound, exponent, x.dtype)[:, None, None]
-    codes, fits = _codes(tiles, step, bound, how.zeros)
-    outside = torch.arange(tiles.numel(), device=x.device).view(tiles.shape) >= x.numel()
+    at = torch.arange(tiles.numel(), device=x.device).view(tiles.shape)
+    codes, fits = _codes(tiles, step, bound, how, shifts(at + first, how))
+    outside = at >= x.numel()
     plain = _measured(codes, fits, extent.raw_units)
     predicted, told = torch.zeros(extent.tiles, dtype=torch.bool, device=x.device), plain
     if how.tries[1]:
@@ -91,14 +95,15 @@ def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
         target = flat[first : first + CHUNK]
         tiles = slice(first // TILE, first // TILE + math.ceil(len(target) / TILE))
         heads = kept.heads.view(-1, BLOCKS + 1)[tiles]
-        target.copy_(_unpack_some(stream, heads, kept.places[tiles], kept.bound, layout.dtype, how)[: len(target)])
+        found = _unpack_some(stream, heads, kept.places[tiles], kept.bound, first, layout.dtype, how)
+        target.copy_(found[: len(target)])
     return out
 
 
 def _unpack_some(
-    units: Tensor, heads: Tensor, places: Tensor, bound: Tensor, dtype: torch.dtype, how: Coding
+    units: Tensor, heads: Tensor, places: Tensor, bound: Tensor, number: int, dtype: torch.dtype, how: Coding
 ) -> Tensor:
-    """Of some tiles."""
+    """Of some tiles, from this element on."""
     heads = heads.int() & 0xFFFF
     exponent, predicted = heads[:, -1] & 0xFF, heads[:, -1] & PREDICTED != 0
     heads = heads[:, :-1]
@@ -112,7 +117,8 @@ def _unpack_some(
     ahead = codes.flatten(1).cumsum(1).view(codes.shape)
     codes = torch.where(predicted[:, None, None], ahead, codes)
     step = step_of(bound, exponent.int(), dtype)[:, None, None]
-    values = values_of(codes.int(), step, how.zeros).to(dtype)
+    at = torch.arange(codes.numel(), device=units.device).view(codes.shape) + number
+    values = values_of(codes.int(), step, how, shifts(at, how)).to(dtype)
     raw = (heads & RAW != 0)[:, :, None].expand_as(values)
     if bool(raw.any()):
         values[raw] = _raw_values(begin, stream, dtype)[raw]
@@ -125,11 +131,19 @@ def step_of(bound: Tensor, exponent: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.maximum(bound - slack, bound * 0.5) * 2
 
 
-def values_of(codes: Tensor, step: Tensor, zeros: bool) -> Tensor:
-    """What codes stand for, in float32."""
-    if not zeros:
+def values_of(codes: Tensor, step: Tensor, how: Coding, shift: Tensor | float) -> Tensor:
+    """What codes stand for, in float32: the middle of an interval."""
+    if not how.between:
         return codes.float() * step
-    return (codes.sign().float() * ((codes.abs().float() - 0.5) * step)).masked_fill(codes == 0, 0)
+    middle = codes.abs().float() - 0.5 - shift
+    if how.zeros:
+        middle = middle.clamp(min=LEAST_MIDDLE)
+    return (codes.sign().float() * (middle * step)).masked_fill(codes == 0, 0)
+
+
+def shifts(at: Tensor, how: Coding) -> Tensor | float:
+    """Of each element's intervals, by where it is; as a part of a step."""
+    return (mixed(at * GOLDEN & 0xFFFFFFFF) >> 16).float() * 2.0**-16 if how.dither else 0.0
 
 
 def inverse(step: Tensor) -> Tensor:
@@ -146,15 +160,18 @@ class _Blocks(NamedTuple):
     raw: Tensor
 
 
-def _codes(tiles: Tensor, step: Tensor, bound: Tensor, zeros: bool) -> tuple[Tensor, Tensor]:
+def _codes(tiles: Tensor, step: Tensor, bound: Tensor, how: Coding, shift: Tensor | float) -> tuple[Tensor, Tensor]:
     """Codes, and of each block whether they are within the bound."""
     x = tiles.float()
     scaled = (x.nan_to_num(0, 0, 0) * inverse(step)).clamp(-2.0 * LIMIT, 2.0 * LIMIT)
-    codes = (x.sign().nan_to_num(0) * (scaled.abs().floor() + 1) if zeros else (scaled + 0.5).floor()).int()
-    back = values_of(codes, step, zeros).to(tiles.dtype).float()
+    codes = (scaled + 0.5).floor()
+    if how.between:
+        codes = x.sign().nan_to_num(0) * ((scaled.abs() + shift).floor() + 1)
+    codes = codes.int()
+    back = values_of(codes, step, how, shift).to(tiles.dtype).float()
     good = ((x - back).abs() <= bound) & (codes.abs() <= LIMIT)
-    if zeros:
-        good &= (x == 0) == (back == 0)
+    if how.zeros:
+        good &= x.sign() == back.sign()
     return codes, good.all(2)
 
 

@@ -1,15 +1,10 @@
 """COMET (Jin et al., VLDB 2022): products keep their inputs within a bound that follows from what gradients can bear.
 
-NOTE [From a bound to the noise of a gradient]
-Inputs that are off by up to eb, evenly, add noise to dW and to nothing else. An element of dW in output channel c is a
-sum over all rows of dY_c times an input, so the noise has the deviation sigma_c = eb / sqrt(3) * sqrt(R) * ||dY_c||,
-where R is the part of the inputs that are not zero, for zeros stay zeros. Over a layer's channels its square is, on
-average, ||dY||^2 / channels. The paper's form is 0.32 * mean|dY| * sqrt(rows * R) * eb.
-
-The bound of a layer is the one with which sigma is `target` times the mean magnitude of its momentum. Momentum is
-taken as SGD has it, a sum of gradients of which each weighs less with every step; Adam's is an average, and divided by
-1 - beta1. Where gradients are clipped, or scaled for float16, their noise is so too: by as much as the norm of the
-gradient changes between its accumulation and the optimizer's step.
+NOTE [What gradients can bear]
+The bound of a layer is the one with which the noise of its gradient (noise.py) is `target` times the mean magnitude
+of its momentum. Momentum is taken as SGD has it, a sum of gradients of which each weighs less with every step; Adam's
+is an average, and divided by 1 - beta1. Where gradients are clipped, or scaled for float16, their noise is so too: by
+as much as the norm of the gradient changes between its accumulation and the optimizer's step.
 
 NOTE [When bounds change]
 Statistics take two passes over dY and the inputs, so they are taken at some steps only: first at the first, then every
@@ -33,14 +28,13 @@ from torch.utils.hooks import RemovableHandle
 
 from slimgrad.codecs import Bounded, Codec, Lossless, codec_from_dict
 from slimgrad.errors import SpecError
-from slimgrad.kernels.geometry import feature_dim
+from slimgrad.recipes.noise import allowed_bound, mean_size, norm, variance_by
 from slimgrad.recipes.pruning import products, skipped_paths
 from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules
 from slimgrad.spec.values import checked_body, tuples
 
 START = 1e-3
 """Of a tensor's range."""
-PAPER_CONSTANT = 0.32
 MOVED = 2.0
 STAYS = 0.9
 """How much of a momentum stays with every step, where it is ours."""
@@ -59,6 +53,7 @@ class Comet(Recipe):
     predict: Literal["none", "lorenzo", "auto"] = "auto"
     estimate: Estimate = "channels"
     adapt: bool = True
+    dither: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, (int, float)) or not 0 < self.target < math.inf:
@@ -69,7 +64,7 @@ class Comet(Recipe):
             raise SpecError(f"comet: rest must be a codec such as Quant(bits=4), found {self.rest!r}")
         if self.estimate not in ("channels", "paper"):
             raise SpecError(f"comet: estimate must be 'channels' or 'paper', found {self.estimate!r}")
-        Bounded(predict=self.predict)
+        Bounded(predict=self.predict, dither=self.dither)
 
     def stages(self, model: nn.Module) -> Mapping[int, Rules]:
         return {0: self.rules(self.layers(model), {})}
@@ -88,8 +83,8 @@ class Comet(Recipe):
 
     def codec(self, bound: float | None) -> Bounded:
         if bound is None:
-            return Bounded(bound=START, relative=True, predict=self.predict)
-        return Bounded(bound=bound, predict=self.predict)
+            return Bounded(bound=START, relative=True, predict=self.predict, dither=self.dither)
+        return Bounded(bound=bound, predict=self.predict, dither=self.dither)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Comet(", "comet(", 1)
@@ -107,9 +102,8 @@ class Seen:
 
     first: str
     """The first layer that read the same input: they share what is kept of it, and so the bound."""
-    squares: list[Tensor] = field(default_factory=list)
-    """||dY||^2 over channels; for the paper's form, the square of sqrt(rows) mean|dY|."""
-    nonzero: list[Tensor] = field(default_factory=list)
+    variances: list[Tensor] = field(default_factory=list)
+    """Of the gradient's noise, for a bound of 1."""
     accumulated: Tensor | None = None
     """The norm of the gradient when it was."""
 
@@ -162,7 +156,7 @@ class CometController(Controller):
 
     def end(self, optimizer: Optimizer | None) -> None:
         """A step was taken: if statistics were, bounds follow."""
-        found = {path: self._allowed(path, seen, optimizer) for path, seen in self._seen.items() if seen.squares}
+        found = {path: self._allowed(path, seen, optimizer) for path, seen in self._seen.items() if seen.variances}
         known = {path: bound for path, bound in found.items() if bound is not None}
         if known:
             values = torch.stack(list(known.values())).tolist()  # the one time the host waits
@@ -191,24 +185,18 @@ class CometController(Controller):
             first = path
             self._inputs[storage._cdata] = (StorageWeakRef(storage), path)
         seen = self._seen.setdefault(path, Seen(first))
-        seen.nonzero.append(x.detach().count_nonzero() / max(1, x.numel()))
         if y.requires_grad:
-            y.register_hook(lambda dy: seen.squares.append(self._square(dy)))
+            variance = variance_by(self.layers[path], x, paper=self.recipe.estimate == "paper")
+            y.register_hook(lambda dy: seen.variances.append(variance(dy)))
 
     def accumulated(self, path: str, weight: Tensor) -> None:
         assert weight.grad is not None
         if path in self._seen:
-            self._seen[path].accumulated = _norm(weight.grad)
+            self._seen[path].accumulated = norm(weight.grad)
         if path in self._momenta:
             self._momenta[path].mul_(STAYS).add_(weight.grad)
         elif path in self._lacking:
             self._momenta[path] = weight.grad.detach().clone()
-
-    def _square(self, dy: Tensor) -> Tensor:
-        channels = dy.shape[feature_dim(dy.dim())]
-        if self.recipe.estimate == "channels":
-            return _norm(dy).square() / channels
-        return _mean_size(dy).square() * (dy.numel() / channels)
 
     def _allowed(self, path: str, seen: Seen, optimizer: Optimizer | None) -> Tensor | None:
         """The bound with which the noise is as large as it may be; None without a gradient or a momentum."""
@@ -218,22 +206,19 @@ class CometController(Controller):
             return None
         changed = torch.ones_like(seen.accumulated)
         if optimizer is not None and weight.grad is not None:
-            changed = _norm(weight.grad) / seen.accumulated
-        constant = 1 / math.sqrt(3) if self.recipe.estimate == "channels" else PAPER_CONSTANT
-        nonzero = torch.stack(seen.nonzero).mean()
-        sigma = constant * (nonzero * torch.stack(seen.squares).sum()).sqrt() * changed.nan_to_num(1.0)
-        return (self.recipe.target * size / sigma).float()
+            changed = norm(weight.grad) / seen.accumulated
+        return allowed_bound(self.recipe.target * size / changed.nan_to_num(1.0), seen.variances)
 
     def _momentum(self, path: str, weight: Tensor, optimizer: Optimizer | None) -> Tensor | None:
         """Its mean magnitude."""
         state = {} if optimizer is None else optimizer.state.get(weight, {})
         if state.get("momentum_buffer") is not None:
-            return _mean_size(state["momentum_buffer"])
+            return mean_size(state["momentum_buffer"])
         if state.get("exp_avg") is not None:
             assert optimizer is not None
-            return _mean_size(state["exp_avg"]) / (1 - _beta(optimizer, weight))
+            return mean_size(state["exp_avg"]) / (1 - _beta(optimizer, weight))
         self._lacking.add(path)
-        return _mean_size(self._momenta[path]) if path in self._momenta else None
+        return mean_size(self._momenta[path]) if path in self._momenta else None
 
     def _follow(self, allowed: Mapping[str, float]) -> None:
         least: dict[str, float] = {}
@@ -278,16 +263,6 @@ def _weight(module: nn.Module) -> nn.Parameter:
     return module.weight  # type: ignore[return-value]
 
 
-def _norm(x: Tensor, order: int = 2) -> Tensor:
-    """Without a copy of x in another precision."""
-    found: Tensor = torch.linalg.vector_norm(x.detach(), ord=order, dtype=torch.float32)
-    return found
-
-
-def _mean_size(x: Tensor) -> Tensor:
-    return _norm(x, 1) / x.numel()
-
-
 def _beta(optimizer: Optimizer, weight: Tensor) -> float:
     """Adam's first, of the group that has this weight."""
     group = next(group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
@@ -308,6 +283,7 @@ def comet(
     predict: Literal["none", "lorenzo", "auto"] = "auto",
     estimate: Estimate = "channels",
     adapt: bool = True,
+    dither: bool = True,
 ) -> Comet:
     """Linear layers and convolutions keep their inputs within a bound, each its own, that follows the training.
 
@@ -318,4 +294,5 @@ def comet(
     the noise is taken from the mean magnitude of dY; with `adapt=False` the first bounds stay, for comparison.
     """
     names = tuple([skip] if isinstance(skip, str) else skip)
-    return Comet(target=target, refresh=refresh, rest=rest, skip=names, predict=predict, estimate=estimate, adapt=adapt)
+    how: dict[str, Any] = {"predict": predict, "estimate": estimate, "adapt": adapt, "dither": dither}
+    return Comet(target=target, refresh=refresh, rest=rest, skip=names, **how)
