@@ -13,11 +13,11 @@ from slimgrad.errors import (
     UnsupportedModelError,
 )
 from slimgrad.ops import FewBitFunction, GatedFunction, fewbit_function, gated_function
-from slimgrad.profiler import profile
+from slimgrad.profiler import grad_error, profile
 from slimgrad.recipes import BlockPruning, Comet, DropIT, block_pruning, comet, dropit, fewbit
 from slimgrad.rules import Rule
 from slimgrad.runtime.run import Run, apply
-from slimgrad.spec import Need, Profile, Report, Site, Storage
+from slimgrad.spec import GradError, Need, ParameterError, Profile, Report, Site, Storage
 from slimgrad.tables import Table, fewbit_table
 
 __version__ = "0.1.0"
@@ -34,10 +34,12 @@ __all__ = [
     "FewBit",
     "FewBitFunction",
     "GatedFunction",
+    "GradError",
     "Keep",
     "Lossless",
     "Need",
     "Packed",
+    "ParameterError",
     "Profile",
     "Quant",
     "Report",
@@ -62,5 +64,6 @@ __all__ = [
     "fewbit_function",
     "fewbit_table",
     "gated_function",
+    "grad_error",
     "profile",
 ]

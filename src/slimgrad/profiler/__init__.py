@@ -1,5 +1,6 @@
-"""One step of a model -> Profile: what autograd keeps, by whom, each storage counted once."""
+"""One step of a model: what autograd keeps, each storage counted once, and what keeping less does to gradients."""
 
+from slimgrad.profiler.grad_error import grad_error
 from slimgrad.profiler.profile import profile
 
-__all__ = ["profile"]
+__all__ = ["grad_error", "profile"]

@@ -53,7 +53,8 @@ def _by_maps(module: Any, nonzero: Tensor) -> Variance:
 
     def variance(dy: Tensor) -> Tensor:
         squares = _squares(_grouped(dy, groups), 2)
-        return BY_RANK[dy.dim()](count, shape, squares, *how).sum() / (3 * weight.numel())
+        found: Tensor = BY_RANK[dy.dim()](count, shape, squares, *how).sum() / (3 * weight.numel())
+        return found
 
     return variance
 
