@@ -21,10 +21,8 @@ NAME_WIDTH = 60
 def grad_error_table(found: GradError) -> str:
     """All gradients as one vector, then each parameter whose gradient is not exact."""
     off = [parameter for parameter in found.parameters if parameter.error]
-    exact = len(found.parameters) - len(off)
-    head = (
-        f"{found.what}: gradients are off by {found.relative:.2%} in all; {exact} of {len(found.parameters)} are exact"
-    )
+    count = len(found.parameters)
+    head = f"{found.what}: gradients are off by {found.relative:.2%} in all; {count - len(off)} of {count} are exact"
     if not off:
         return head
     table = plain_table("error", "cosine", "norm", "parameter", right=("error", "cosine", "norm"))
@@ -40,7 +38,9 @@ def grad_error_plot(found: GradError, path: Path) -> Path:
 
 
 def grad_error_figure(found: GradError) -> Figure:
-    rows = list(found.parameters)
+    off = [parameter for parameter in found.parameters if parameter.error]
+    rows = off if len(found.parameters) > MOST_ROWS else list(found.parameters)
+    rows = sorted(rows, key=lambda row: -row.relative)[:MOST_ROWS] if len(rows) > MOST_ROWS else rows
     figure = new_figure(f"{found.what}: relative error of each gradient", 11, 1.4 + 0.24 * len(rows))
     axes = figure.subplots()
     places = range(len(rows))
