@@ -247,6 +247,15 @@ def test_forward_and_the_gradient_that_flows_on_are_exact() -> None:
         assert torch.equal(*dx)
 
 
+def test_frozen_layers_have_no_bound() -> None:
+    model = cnn()
+    model[3].requires_grad_(False)
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
+    run = treated(model, optimizer)
+    train(model, optimizer, 3)
+    assert set(controller(run).bounds) == {"0", "6"}
+
+
 def test_a_bound_may_stay_where_it_was_at_first() -> None:
     model = cnn()
     optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)

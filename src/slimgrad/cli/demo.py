@@ -45,6 +45,7 @@ CONFIGURATIONS = (
     Configuration("quant 4 bit", lambda sg: sg.Quant(bits=4), exact=False),
     Configuration("dropit 10 %", lambda sg: sg.dropit(keep=0.1), exact=False),
     Configuration("blocks 10 %", lambda sg: sg.block_pruning(keep=0.1, block=(16, 16), means=16), exact=False),
+    Configuration("comet 1 %", lambda sg: sg.comet(target=0.01), exact=False),
 )
 """The first is what the others are measured against."""
 

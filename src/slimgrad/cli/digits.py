@@ -134,8 +134,8 @@ class Training:
 
     def __init__(self, model: nn.Module, what: Any) -> None:
         self.model = model
-        self.run = None if what is None else sg.apply(model, what)
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
+        self.run = None if what is None else sg.apply(model, what, optimizer=self.optimizer)
         self.seconds: list[float] = []
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> None:

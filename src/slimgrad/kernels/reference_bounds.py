@@ -194,36 +194,50 @@ def _measured(codes: Tensor, fits: Tensor, raw_units: int) -> _Blocks:
 def _written(told: _Blocks, tiles: Tensor) -> tuple[Tensor, Tensor]:
     """All units, and the places of tiles."""
     sizes = told.sizes.flatten().long()
-    begin = (sizes.cumsum(0) - sizes).view(told.sizes.shape)[:, :, None]
+    begin = sizes.cumsum(0) - sizes
     total = int(sizes.sum())
     out = torch.zeros(total + 2, dtype=torch.int64, device=tiles.device)
-    heads = told.heads[:, :, None]
-    width, masked, signed, raw = heads & 15, heads & MASKED != 0, heads & SIGNED != 0, heads & RAW != 0
-    lanes = torch.arange(BLOCK, device=tiles.device).expand(told.codes.shape)
-    codes = told.codes.long()
+    heads, codes = told.heads.flatten(), told.codes.view(-1, BLOCK)
+    raw = heads & RAW != 0
+    masked = (heads & MASKED != 0) & ~raw
     some = codes != 0
-    _add_bits(out, begin * UNIT_BITS + lanes, some.long(), masked & ~raw)
-    rank = torch.where(masked, some.long().cumsum(2) - 1, lanes)
-    size, minus = codes.abs() - masked.long(), (codes < 0).long()
-    word = torch.where(signed, torch.where(masked, 2 * size + minus, 2 * size - minus), size)
-    start = (begin + torch.where(masked, MASK_UNITS, 0)) * UNIT_BITS
-    _add_bits(out, start + rank * width, word, ~raw & (some | ~masked) & (width > 0))
-    per = tiles.element_size() * 8 // UNIT_BITS
-    bits = tiles.contiguous().view(PATTERNS[tiles.element_size()]).long()
-    for number in range(per):
-        at = (begin + lanes * per + number) * UNIT_BITS
-        _add_bits(out, at, bits >> (number * UNIT_BITS) & 0xFFFF, raw)
-    first = begin[:, 0, 0].to(torch.int32)
+    _write_masks(out, begin[masked], some[masked])
+    _write_codes(out, begin + masked * MASK_UNITS, heads, codes, some, masked, raw)
+    if bool(raw.any()):
+        _write_raw(out, begin[raw], tiles.view(-1, BLOCK)[raw])
+    first = begin.view(told.sizes.shape)[:, 0].to(torch.int32)
     return _int16(out[:total]), torch.cat([first, torch.tensor([total], dtype=torch.int32, device=first.device)])
 
 
-def _add_bits(out: Tensor, at: Tensor, words: Tensor, where: Tensor) -> None:
-    """Words of up to 16 bits, at these bits."""
-    where = where.expand(words.shape)
-    at, words = at.expand(words.shape)[where], words[where]
-    words = words << at % UNIT_BITS
-    out.index_add_(0, at // UNIT_BITS, words & 0xFFFF)
-    out.index_add_(0, at // UNIT_BITS + 1, words >> UNIT_BITS)
+def _write_masks(out: Tensor, begin: Tensor, some: Tensor) -> None:
+    places = torch.arange(UNIT_BITS, device=out.device)
+    units = (some.view(-1, MASK_UNITS, UNIT_BITS).int() << places).sum(2)
+    out[begin[:, None] + places[:MASK_UNITS]] = units
+
+
+def _write_codes(
+    out: Tensor, begin: Tensor, heads: Tensor, codes: Tensor, some: Tensor, masked: Tensor, raw: Tensor
+) -> None:
+    width = heads & MOST_WIDTH
+    lanes = torch.arange(BLOCK, device=out.device)
+    rank = torch.where(masked[:, None], some.cumsum(1) - 1, lanes)
+    told = ((some | ~masked[:, None]) & (~raw & (width > 0))[:, None]).flatten().nonzero().squeeze(1)
+    block = told >> BLOCK.bit_length() - 1
+    code, width = codes.flatten()[told], width[block]
+    size, minus = code.abs() - masked[block].int(), (code < 0).int()
+    signed = torch.where(masked[block], 2 * size + minus, 2 * size - minus)
+    word = torch.where((heads & SIGNED != 0)[block], signed, size).long()
+    at = (begin[block] << UNIT_BITS.bit_length() - 1) + rank.flatten()[told] * width
+    word <<= at & UNIT_BITS - 1
+    at >>= UNIT_BITS.bit_length() - 1
+    out.index_add_(0, at, word & 0xFFFF)
+    out.index_add_(0, at + 1, word >> UNIT_BITS)
+
+
+def _write_raw(out: Tensor, begin: Tensor, blocks: Tensor) -> None:
+    """In the order in which the device has the bytes of a number: the lower half first."""
+    units = blocks.contiguous().view(torch.int16)
+    out[begin[:, None] + torch.arange(units.shape[1], device=out.device)] = units.long() & 0xFFFF
 
 
 def _read(heads: Tensor, begin: Tensor, stream: Tensor) -> Tensor:
@@ -234,12 +248,14 @@ def _read(heads: Tensor, begin: Tensor, stream: Tensor) -> Tensor:
     signed = heads & SIGNED != 0
     lanes = torch.arange(BLOCK, device=stream.device).expand(*heads.shape[:2], BLOCK)
     last = len(stream) - 2
-    mask = stream[(begin + lanes // UNIT_BITS).clamp(max=last)] >> lanes % UNIT_BITS & 1
-    some = torch.where(masked, mask, 1)
-    rank = torch.where(masked, some.cumsum(2) - 1, lanes)
-    at = (begin + torch.where(masked, MASK_UNITS, 0)) * UNIT_BITS + rank.clamp(min=0) * width
-    first = (at // UNIT_BITS).clamp(max=last)
-    word = (stream[first] | stream[first + 1] << UNIT_BITS) >> at % UNIT_BITS & (1 << width) - 1
+    some = torch.ones_like(lanes)
+    if bool(masked.any()):
+        mask = stream[(begin + (lanes >> 4)).clamp(max=last)] >> (lanes & 15) & 1
+        some = torch.where(masked, mask, 1)
+    rank = torch.where(masked, some.cumsum(2) - 1, lanes).clamp(min=0)
+    at = (begin + torch.where(masked, MASK_UNITS, 0) << 4) + rank * width
+    first = (at >> 4).clamp(max=last)
+    word = (stream[first] | stream[first + 1] << UNIT_BITS) >> (at & 15) & (1 << width) - 1
     plain = torch.where(signed, (word + 1 >> 1) * (1 - 2 * (word & 1)), word)
     beyond = torch.where(signed, ((word >> 1) + 1) * (1 - 2 * (word & 1)), word + 1) * some
     return torch.where(masked, beyond, plain)

@@ -140,8 +140,9 @@ class CometController(Controller):
 
     def attach(self) -> None:
         for path, module in self.layers.items():
-            self._handles.append(module.register_forward_hook(_Look(self, path)))
-            self._handles.append(_weight(module).register_post_accumulate_grad_hook(_Accumulated(self, path)))
+            if _weight(module).requires_grad:  # the input of a frozen layer is not kept
+                self._handles.append(module.register_forward_hook(_Look(self, path)))
+                self._handles.append(_weight(module).register_post_accumulate_grad_hook(_Accumulated(self, path)))
 
     def detach(self) -> None:
         for handle in self._handles:
