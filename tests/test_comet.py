@@ -52,7 +52,8 @@ def train(model: nn.Module, optimizer: Optimizer, steps: int, *, first: int = 0,
 
 
 def controller(run: sg.Run) -> CometController:
-    return run._gate.stages.controller
+    assert isinstance(run.controller, CometController)
+    return run.controller
 
 
 def treated(model: nn.Module, optimizer: Optimizer | None, **settings: object) -> sg.Run:

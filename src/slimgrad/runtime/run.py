@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from slimgrad.errors import SlimgradError, SpecError, UnsupportedModelError
-from slimgrad.rules import Rule, check_against_model
+from slimgrad.rules import Controller, Rule, check_against_model
 from slimgrad.runtime.batches import call_arguments
 from slimgrad.runtime.gate import Border, Gate
 from slimgrad.runtime.stages import stages_of
@@ -44,6 +44,11 @@ class Run:
                 "nothing to report yet: no forward with gradients has run under this run. Run one training step first."
             )
         return self._gate.last.report(tuple(self._gate.notes))
+
+    @property
+    def controller(self) -> Controller | None:
+        """What changes the rules by what it sees, such as comet's bounds; None for most recipes."""
+        return self._gate.stages.controller
 
     def state_dict(self) -> dict[str, Any]:
         """The step, and what a controller knows: save it beside the optimizer's state."""

@@ -28,6 +28,8 @@ def stages_of(what: Any, model: nn.Module, optimizer: Optimizer | None = None) -
 class Stages:
     """Which rules hold at which step; steps are the optimizer's, or else forwards."""
 
+    controller: Controller | None = None
+
     def __init__(self, rules: Mapping[int, Rules], optimizer: Optimizer | None = None) -> None:
         self._rules = dict(sorted(rules.items()))
         self._optimizer = optimizer
@@ -75,6 +77,8 @@ class Stages:
 
 class Adaptive(Stages):
     """Rules that a controller changes."""
+
+    controller: Controller
 
     def __init__(self, controller: Controller, optimizer: Optimizer | None) -> None:
         super().__init__({0: controller.rules}, optimizer)
