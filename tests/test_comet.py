@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
@@ -263,6 +265,28 @@ def test_a_bound_may_stay_where_it_was_at_first() -> None:
     run = treated(model, optimizer, adapt=False)
     train(model, optimizer, 10)
     assert len(controller(run).path) == 1
+
+
+def test_a_copy_is_untouched_until_something_is_applied_to_it() -> None:
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = treated(model, optimizer)
+    train(model, optimizer, 1)
+    twin, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    before = dict(controller(run).bounds)
+    for other in (twin, pickled):
+        train(other, SGD(other.parameters(), lr=0.05), 2)
+        found = treated(other, None)
+        assert (
+            sum(type(hook).__name__ == "_Look" for module in other.modules() for hook in module._forward_hooks.values())
+            == 3
+        )
+        found.remove()
+    assert controller(run).bounds == before
+    del twin, pickled, found
+    gc.collect()
+    train(model, optimizer, 2)
+    assert len(controller(run).path) == 2
 
 
 def test_nothing_is_left_behind() -> None:

@@ -16,6 +16,8 @@ so that a layer whose bound hardly moves keeps its codec, and the sizes that it 
 from __future__ import annotations
 
 import math
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -237,27 +239,52 @@ class CometController(Controller):
         self._rules = self.recipe.rules(self.layers, self.bounds)
 
 
-class _Look:
+class _Hook(ABC):
+    """On a layer or its weight; on a copy of the model it is inert. It does not keep the controller alive, for what hangs
+    on a parameter is no place for a cycle.
+    """
+
+    def __init__(self, controller: CometController | None, path: str) -> None:
+        self._controller = None if controller is None else weakref.ref(controller)
+        self.path = path
+
+    @property
+    def controller(self) -> CometController | None:
+        return None if self._controller is None else self._controller()
+
+    @property
+    def is_inert(self) -> bool:
+        return self._controller is None
+
+    @abstractmethod
+    def __call__(self, *args: Any) -> None: ...
+
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Hook:
+        return type(self)(None, self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (None, self.path)
+
+
+class _Look(_Hook):
     """A forward hook that looks at a layer where that is asked for."""
 
-    def __init__(self, controller: CometController, path: str) -> None:
-        self.controller = controller
-        self.path = path
+    def __call__(self, *args: Any) -> None:
+        _, inputs, output = args
+        controller = self.controller
+        if controller is None or not controller.looks or not torch.is_grad_enabled():
+            return
+        if inputs and isinstance(output, Tensor):
+            controller.look(self.path, inputs[0], output)
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if self.controller.looks and torch.is_grad_enabled() and isinstance(output, Tensor) and inputs:
-            self.controller.look(self.path, inputs[0], output)
 
-
-class _Accumulated:
+class _Accumulated(_Hook):
     """A hook on a weight whose gradient was accumulated."""
 
-    def __init__(self, controller: CometController, path: str) -> None:
-        self.controller = controller
-        self.path = path
-
-    def __call__(self, weight: Tensor) -> None:
-        self.controller.accumulated(self.path, weight)
+    def __call__(self, *args: Any) -> None:
+        controller = self.controller
+        if controller is not None:
+            controller.accumulated(self.path, args[0])
 
 
 def _weight(module: nn.Module) -> nn.Parameter:

@@ -381,6 +381,10 @@ class Border:
         else:
             self.gate.shut(rest[0])  # type: ignore[union-attr]
 
+    @property
+    def is_inert(self) -> bool:
+        return self.gate is None
+
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Border:
         return Border(None, self.path, self.action)
 

@@ -126,7 +126,7 @@ def drop_inert_borders(model: nn.Module) -> None:
             module._forward_hooks,
             module._forward_hooks_always_called,
         )
-        for number in [number for number, hook in hooks.items() if isinstance(hook, Border)]:
+        for number in [number for number, hook in hooks.items() if getattr(hook, "is_inert", False)]:
             for shelf in shelves:
                 shelf.pop(number, None)
 
