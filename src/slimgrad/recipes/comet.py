@@ -240,8 +240,8 @@ class CometController(Controller):
 
 
 class _Hook(ABC):
-    """On a layer or its weight; on a copy of the model it is inert. It does not keep the controller alive, for what hangs
-    on a parameter is no place for a cycle.
+    """On a layer or its weight; on a copy of the model it is inert. It does not keep the controller alive, for what
+    hangs on a parameter is no place for a cycle.
     """
 
     def __init__(self, controller: CometController | None, path: str) -> None:
