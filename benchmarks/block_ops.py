@@ -64,6 +64,8 @@ class Row:
     block: str
     keep: float
     layout: str
+    chosen: str
+    """Whether blocks were drawn or the strongest, and from how many rows norms were taken."""
     dense_us: float
     product_us: float
     pack_us: float
@@ -95,8 +97,9 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
             for layout in args.layouts:
                 for block in args.blocks:
                     for keep in args.keep:
-                        codec = Blocks(keep=keep, block=block, layout=layout)
-                        yield measured(name, x, dy, codec, dense_us, copy_us, args.repeats)
+                        for unbiased, sample in args.choices:
+                            codec = Blocks(keep=keep, block=block, layout=layout, unbiased=unbiased, sample=sample)
+                            yield measured(name, x, dy, codec, dense_us, copy_us, args.repeats)
 
 
 def measured(name: str, x: Tensor, dy: Tensor, codec: Blocks, dense_us: float, copy_us: float, repeats: int) -> Row:
@@ -114,10 +117,11 @@ def measured(name: str, x: Tensor, dy: Tensor, codec: Blocks, dense_us: float, c
         block="x".join(map(str, codec.block)),
         keep=codec.keep,
         layout=codec.layout,
+        chosen=("drawn" if codec.unbiased else "largest") + (f"/{codec.sample}" if codec.sample > 1 else ""),
         dense_us=dense_us,
         product_us=us(lambda: kernels.block_product(*held, dy, grid)),
         pack_us=us(lambda: kernels.keep_blocks(x, grid)),
-        pack_floor_us=copy_us * (x.nbytes + 2 * kept) / (2 * x.nbytes),
+        pack_floor_us=copy_us * (x.nbytes / codec.sample + 2 * kept) / (2 * x.nbytes),
         put_us=us(lambda: kernels.put_blocks_back(*held, x.shape, x.stride(), grid)),
         sparse_us=sparse_us(back, dy, grid, repeats),
         times_less=x.nbytes / kept,
@@ -141,6 +145,14 @@ def pair(text: str) -> tuple[int, int]:
     return int(height), int(width)
 
 
+def choice(text: str) -> tuple[bool, int]:
+    """ "drawn/4" as (unbiased, sample)."""
+    kind, _, sample = text.partition("/")
+    if kind not in ("drawn", "largest"):
+        raise argparse.ArgumentTypeError(f"expected drawn or largest, and /rows; found {text!r}")
+    return kind == "drawn", int(sample or 1)
+
+
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -151,6 +163,13 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--blocks", nargs="+", type=pair, default=[(64, 64), (64, 128)], metavar="ROWSxCOLUMNS")
     parser.add_argument("--keep", nargs="+", type=float, default=[0.1, 0.3])
     parser.add_argument("--layouts", nargs="+", default=["balanced"])
+    parser.add_argument(
+        "--choices",
+        nargs="+",
+        type=choice,
+        default=[(True, 4)],
+        help="drawn or largest, by the norms of all rows or of every so many-th: drawn/4 largest",
+    )
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--small", action="store_true", help="small shapes: a smoke test and not a result")
     parser.add_argument("--json", type=Path, help="write the rows here too")
@@ -163,6 +182,7 @@ HEAD = (
     "block",
     "keep",
     "layout",
+    "chosen",
     "dense",
     "product",
     "pack",
@@ -173,14 +193,14 @@ HEAD = (
     "+ pack",
     "less",
 )
-LINE = "{:10} {:>7} {:>5} {:>8} {:>7} {:>7} {:>6} {:>6} {:>6} {:>7} {:>6} {:>6} {:>6}"
+LINE = "{:10} {:>7} {:>5} {:>8} {:>9} {:>7} {:>7} {:>6} {:>6} {:>6} {:>7} {:>6} {:>6} {:>6}"
 
 
 def shown(row: Row) -> str:
     times = [f"{us:.1f}" for us in (row.dense_us, row.product_us, row.pack_us, row.pack_floor_us, row.put_us)]
     sparse = "-" if row.sparse_us is None else f"{row.sparse_us:.0f}"
     ratios = [f"{ratio:.2f}x" for ratio in (row.faster, row.faster_with_packing, row.times_less)]
-    return LINE.format(row.shape, row.block, row.keep, row.layout, *times, sparse, *ratios)
+    return LINE.format(row.shape, row.block, row.keep, row.layout, row.chosen, *times, sparse, *ratios)
 
 
 def plotted(found: Sequence[Row], path: Path) -> Path:
@@ -193,10 +213,10 @@ def plotted(found: Sequence[Row], path: Path) -> Path:
     for panel, keep in zip(figure.subplots(1, len(keeps), squeeze=False).flat, keeps, strict=True):
         mine = [row for row in found if row.keep == keep]
         names = list(dict.fromkeys(row.shape for row in mine))
-        kinds = list(dict.fromkeys((row.block, row.layout) for row in mine))
+        kinds = list(dict.fromkeys((row.block, row.layout, row.chosen) for row in mine))
         width = 0.8 / len(kinds)
         for number, (kind, colour) in enumerate(zip(kinds, COLOURS * len(kinds), strict=False)):
-            bars = [row for row in mine if (row.block, row.layout) == kind]
+            bars = [row for row in mine if (row.block, row.layout, row.chosen) == kind]
             at = [names.index(row.shape) - 0.4 + (number + 0.5) * width for row in bars]
             panel.bar(at, [row.faster for row in bars], width, color=colour, alpha=0.4, label=" ".join(kind))
             panel.bar(at, [row.faster_with_packing for row in bars], width, color=colour, label="with packing")
