@@ -289,6 +289,18 @@ def test_a_copy_is_untouched_until_something_is_applied_to_it() -> None:
     assert len(controller(run).path) == 2
 
 
+def test_a_run_may_be_entered_again_and_again() -> None:
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = treated(model, None)
+    for _ in range(3):
+        with run:
+            train(model, optimizer, 1)
+    looks = [hook for module in model.modules() for hook in module._forward_hooks.values() if hook.path in "036"]
+    assert len([hook for hook in looks if type(hook).__name__ == "_Look"]) == 3
+    assert controller(run).bounds
+
+
 def test_nothing_is_left_behind() -> None:
     model = cnn()
     run = treated(model, None)

@@ -141,6 +141,8 @@ class CometController(Controller):
         return self._step >= self.next and (self.recipe.adapt or not self.bounds)
 
     def attach(self) -> None:
+        if self._handles:
+            return
         for path, module in self.layers.items():
             if _weight(module).requires_grad:  # the input of a frozen layer is not kept
                 self._handles.append(module.register_forward_hook(_Look(self, path)))

@@ -157,7 +157,7 @@ class Controller(ABC):
 
     @abstractmethod
     def attach(self) -> None:
-        """Have the hooks that it takes to see."""
+        """Have the hooks that it takes to see; once, however often it is called."""
 
     @abstractmethod
     def detach(self) -> None: ...

@@ -101,8 +101,7 @@ class Adaptive(Stages):
         return self.rules
 
     def attach(self) -> None:
-        if self._handle is None:
-            self.controller.attach()
+        self.controller.attach()
         super().attach()
 
     def detach(self) -> None:
