@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import slimgrad as sg
 from tasks import TASKS
@@ -91,8 +92,9 @@ def trained(job: Job) -> Entry:
     data = loaded(source, job.places, device)
     torch.manual_seed(job.seed)
     model = task.build(job.places).to(device, memory_format=torch.channels_last)
-    run = None if job.config == UNTOUCHED else sg.apply(model, job.config, min_bytes=MIN_BYTES)
-    losses, diverged_by = fitted(model, data, job.recipe, job.seed, device)
+    optimizer = optimizer_for(model, job.recipe, device)
+    run = None if job.config == UNTOUCHED else sg.apply(model, job.config, optimizer=optimizer, min_bytes=MIN_BYTES)
+    losses, diverged_by = fitted(model, data, job.recipe, job.seed, device, optimizer)
     kept = {} if run is None else kept_under(run)
     figures = evaluated(model, islice(data.tests(2 * job.recipe.batch), job.recipe.test_batches), device)
     if diverged_by is None and not math.isfinite(figures["loss"]):
@@ -128,11 +130,11 @@ def loaded(source: Source, places: Places, device: torch.device) -> Data:
 
 
 def fitted(
-    model: nn.Module, data: Data, recipe: Recipe, seed: int, device: torch.device
+    model: nn.Module, data: Data, recipe: Recipe, seed: int, device: torch.device, optimizer: Optimizer
 ) -> tuple[list[float], int | None]:
     """Train. Mean losses along the way, and the step by which the loss was no number any more."""
     total, losses, looked = torch.zeros((), device=device), [], 0
-    for step, loss in enumerate(stepped(model, data, recipe, seed, device)):
+    for step, loss in enumerate(stepped(model, data, recipe, seed, device, optimizer)):
         total += loss
         if (step + 1) % LOOK_EVERY == 0 or step + 1 == recipe.steps:
             losses.append(float(total) / (step + 1 - looked))
@@ -143,10 +145,17 @@ def fitted(
     return losses, None
 
 
-def stepped(model: nn.Module, data: Data, recipe: Recipe, seed: int, device: torch.device) -> Iterator[Tensor]:
-    """Train step by step; the loss of each, on the device."""
+def stepped(
+    model: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    seed: int,
+    device: torch.device,
+    optimizer: Optimizer | None = None,
+) -> Iterator[Tensor]:
+    """Train step by step, by the recipe's optimizer or a given one; the loss of each, on the device."""
     model.train()
-    optimizer = optimizer_for(model, recipe, device)
+    optimizer = optimizer or optimizer_for(model, recipe, device)
     for step, (inputs, targets) in enumerate(data.batches(seed, recipe.steps, recipe.batch)):
         # Anew in each step, so that a codec that draws numbers cannot shift the dropout of all later steps.
         torch.manual_seed((seed << 20) + step + 1)
@@ -185,7 +194,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
 
 
-def optimizer_for(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+def optimizer_for(model: nn.Module, recipe: Recipe, device: torch.device) -> Optimizer:
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": recipe.weight_decay},
