@@ -40,11 +40,11 @@ not for the ones around them.
 
 NOTE [Errors that do not know each other]
 Neighbours in a smooth map are rounded alike: their errors add up in a gradient instead of cancelling, to 1.2 to 5.4
-times what independent ones would (convolutions on photographs, bounds of 0.02 and 0.2). With DITHER the intervals of each
-element are shifted by a part of a step of its own, a hash of where it is, which is known again when it is unpacked:
-errors are then even and independent, whatever the data. Zeros have a code of their own as with ZEROS. Values smaller
-than a step may change their sign; with ZEROS they come as near to zero as LEAST_MIDDLE instead, which shifts the mean
-of those in the first step by a 48th of one.
+times what independent ones would (convolutions on photographs, bounds of 0.02 and 0.2). With DITHER the intervals of
+each element are shifted by a part of a step of its own, a hash of where it is, which is known again when it is
+unpacked: errors are then even and independent, whatever the data. Zeros have a code of their own as with ZEROS. Values
+smaller than a step may change their sign; with ZEROS they come as near to zero as LEAST_MIDDLE instead, which shifts
+the mean of those in the first step by a 48th of one.
 """
 
 from __future__ import annotations
