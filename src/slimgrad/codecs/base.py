@@ -37,6 +37,15 @@ class Demand:
 ITSELF = Demand()
 
 
+def values_and_masks(demands: Sequence[Demand], served: Sequence[Need]) -> Demand | None:
+    """One demand for all, where each is for values of these needs or for the mask of the ReLU that made them."""
+    values = [demand.need for demand in demands if demand.need in served]
+    masks = [demand for demand in demands if demand.need is Need.MASK and demand.fn == "relu"]
+    if not values or len(values) + len(masks) < len(demands):
+        return None
+    return Demand(need=max(values, key=lambda need: need.rank), zeros=bool(masks))
+
+
 class Treatment(NamedTuple):
     """How tensors of one layout are treated. Found once per layout: that takes longer than a kernel's launch."""
 

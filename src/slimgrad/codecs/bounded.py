@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, per_layout
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, per_layout, values_and_masks
 from slimgrad.codecs.selection import check_choice
 from slimgrad.errors import SavedTensorModifiedError, SpecError
 from slimgrad.kernels import BoundedParts, Coding, Layout
@@ -67,11 +67,7 @@ class Bounded(Codec):
 
     def joint(self, demands: Sequence[Demand]) -> Demand | None:
         """All values by one Packed; with a code of its own for zero, the mask of the ReLU that made them too."""
-        values = [demand.need for demand in demands if demand.need in SERVED]
-        masks = [demand for demand in demands if demand.need is Need.MASK and demand.fn == "relu"]
-        if not values or len(values) + len(masks) < len(demands):
-            return None
-        return Demand(need=max(values, key=lambda need: need.rank), zeros=bool(masks))
+        return values_and_masks(demands, SERVED)
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
         packed = self.start(tensor, demand)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slimgrad import kernels
-from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Treatment, per_layout
+from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Treatment, per_layout, values_and_masks
 from slimgrad.errors import SpecError
 from slimgrad.kernels.groups import DTYPES, GROUP_SIZES, PLANES, Groups
 from slimgrad.spec import Need
@@ -57,11 +57,7 @@ class Quant(Codec):
 
     def joint(self, demands: Sequence[Demand]) -> Demand | None:
         """All values by one Packed; with code 0 for exact zeros, the mask of the ReLU that made them too."""
-        values = [demand.need for demand in demands if demand.need in SERVED]
-        masks = [demand for demand in demands if demand.need is Need.MASK and demand.fn == "relu"]
-        if not values or len(values) + len(masks) < len(demands):
-            return None
-        return Demand(need=max(values, key=lambda need: need.rank), zeros=bool(masks))
+        return values_and_masks(demands, SERVED)
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
         return _treatment(tensor, self._groups(demand)).pack(tensor, demand)
