@@ -58,14 +58,21 @@ def bits(x: Tensor) -> Tensor:
     return x.view(PATTERNS[x.element_size()])
 
 
-@pytest.mark.parametrize("bound", [1e-3, 0.1])
 @pytest.mark.parametrize("how", CODINGS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", DATA)
-def test_streams_and_values_are_the_same(
-    name: str, dtype: torch.dtype, how: Coding, bound: float, place: torch.device
-) -> None:
-    x = DATA[name].to(dtype)
+def test_streams_and_values_are_the_same(name: str, dtype: torch.dtype, how: Coding, place: torch.device) -> None:
+    check(DATA[name].to(dtype), 0.1, how, place)
+
+
+@pytest.mark.parametrize("bound", [1e-3, 1e-5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_small_bounds_take_wide_codes(dtype: torch.dtype, bound: float, place: torch.device) -> None:
+    for name in ("white", "of all sizes"):
+        check(DATA[name].to(dtype), bound, Coding("auto", zeros=True), place)
+
+
+def check(x: Tensor, bound: float, how: Coding, place: torch.device) -> None:
     expected = kernels.pack_bounded(x, torch.tensor([bound]), how, force="torch")
     found = kernels.pack_bounded(x.to(place), torch.tensor([bound], device=place), how, force="triton")
     assert all(torch.equal(a, b) for a, b in zip(in_order(found), in_order(expected), strict=True))
