@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slimgrad import kernels
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, per_layout
-from slimgrad.codecs.selection import check_choice, check_part
+from slimgrad.codecs.selection import check_choice, check_flag, check_part
 from slimgrad.errors import SpecError
 from slimgrad.kernels import Blocker, Grid, Layout
 from slimgrad.kernels.blocks import BALANCED, BSR, L1, LAYOUTS, NORMS, SIZES, check_blocks
@@ -59,8 +59,7 @@ class Blocks(Codec):
             raise SpecError(
                 f"Blocks: means must be 0 or rows, one of {groups} and no more than a block has; found {self.means!r}"
             )
-        if type(self.unbiased) is not bool:
-            raise SpecError(f"Blocks: unbiased must be True or False, found {self.unbiased!r}")
+        check_flag("Blocks", "unbiased", self.unbiased)
         if self.means and self.sample > 1:
             raise SpecError("Blocks: means are those of all rows; leave sample at 1")
 

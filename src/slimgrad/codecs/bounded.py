@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from slimgrad import kernels
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, per_layout, values_and_masks
-from slimgrad.codecs.selection import check_choice
+from slimgrad.codecs.selection import check_choice, check_flag
 from slimgrad.errors import SavedTensorModifiedError, SpecError
 from slimgrad.kernels import BoundedParts, Coding, Layout
 from slimgrad.kernels.bounds import AUTO, MANTISSA, MOST_ELEMENTS, PREDICTIONS, UNIT_BITS, Extent
@@ -57,9 +57,8 @@ class Bounded(Codec):
         number = isinstance(self.bound, (int, float)) and not isinstance(self.bound, bool)
         if not number or not 0 < self.bound < math.inf or not _below(self.bound) > 0:
             raise SpecError(f"Bounded: bound must be a positive number that float32 can hold, found {self.bound!r}")
-        for name in ("relative", "dither"):
-            if type(getattr(self, name)) is not bool:
-                raise SpecError(f"Bounded: {name} must be True or False, found {getattr(self, name)!r}")
+        check_flag("Bounded", "relative", self.relative)
+        check_flag("Bounded", "dither", self.dither)
         check_choice("Bounded", "predict", self.predict, PREDICTIONS)
 
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:

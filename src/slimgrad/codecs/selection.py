@@ -23,6 +23,11 @@ def check_part(codec: str, keep: object) -> None:
         raise SpecError(f"{codec}: keep must be a number above 0 and at most 1, found {keep!r}")
 
 
+def check_flag(codec: str, setting: str, found: object) -> None:
+    if type(found) is not bool:
+        raise SpecError(f"{codec}: {setting} must be True or False, found {found!r}")
+
+
 def check_choice(codec: str, setting: str, found: object, choices: Sequence[object]) -> None:
     if isinstance(found, bool) or not isinstance(found, type(choices[0])) or found not in choices:
         raise SpecError(f"{codec}: {setting} must be one of {', '.join(map(str, choices))}; found {found!r}")

@@ -25,10 +25,11 @@ from slimgrad.kernels.bounds import (
     SIZE_SHIFT,
     TILE,
     UNIT_BITS,
+    UNIT_SHIFT,
     Coding,
     Extent,
 )
-from slimgrad.kernels.geometry import PATTERNS, Layout, check_dense
+from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.reference_groups import GOLDEN, mixed
 
 CHUNK = 128 * TILE
@@ -69,18 +70,19 @@ def _pack_some(x: Tensor, first: int, bound: Tensor, how: Coding) -> BoundedPart
     at = torch.arange(tiles.numel(), device=x.device).view(tiles.shape)
     codes, fits = _codes(tiles, step, bound, how, shifts(at + first, how))
     outside = at >= x.numel()
-    plain = _measured(codes, fits, extent.raw_units)
-    predicted, told = torch.zeros(extent.tiles, dtype=torch.bool, device=x.device), plain
+    heads = _measured(codes, fits, extent.raw_units)
+    predicted = torch.zeros(extent.tiles, dtype=torch.bool, device=x.device)
     if how.tries[1]:
         before = torch.nn.functional.pad(codes.flatten(1), (1, 0))[:, :-1].view(codes.shape)
         differences = (codes - before).masked_fill(outside, 0)
         ahead = _measured(differences, fits, extent.raw_units)
-        predicted = ~ahead.raw.any(1)
+        predicted = ~(ahead & RAW != 0).any(1)
         if how.tries[0]:
-            predicted &= ahead.sizes.sum(1) < plain.sizes.sum(1)
-        told = _Blocks(*(_either(predicted, a, b) for a, b in zip(ahead, plain, strict=True)))
-    units, places = _written(told, tiles)
-    heads = torch.cat([told.heads, (exponent | predicted * PREDICTED)[:, None]], 1)
+            predicted &= (ahead >> SIZE_SHIFT).sum(1) < (heads >> SIZE_SHIFT).sum(1)
+        heads = torch.where(predicted[:, None], ahead, heads)
+        codes = torch.where(predicted[:, None, None], differences, codes)
+    units, places = _written(codes, heads, tiles)
+    heads = torch.cat([heads, (exponent | predicted * PREDICTED)[:, None]], 1)
     return BoundedParts(units, _int16(heads.flatten()), places, bound)
 
 
@@ -119,9 +121,9 @@ def _unpack_some(
     step = step_of(bound, exponent.int(), dtype)[:, None, None]
     at = torch.arange(codes.numel(), device=units.device).view(codes.shape) + number
     values = values_of(codes.int(), step, how, shifts(at, how)).to(dtype)
-    raw = (heads & RAW != 0)[:, :, None].expand_as(values)
+    raw = heads & RAW != 0
     if bool(raw.any()):
-        values[raw] = _raw_values(begin, stream, dtype)[raw]
+        values[raw] = _raw_values(begin[raw], stream, dtype)
     return values.flatten()
 
 
@@ -151,15 +153,6 @@ def inverse(step: Tensor) -> Tensor:
     return torch.where(step > 0, 1 / step, 0)
 
 
-class _Blocks(NamedTuple):
-    """Blocks of codes, and how each is told."""
-
-    codes: Tensor
-    heads: Tensor
-    sizes: Tensor
-    raw: Tensor
-
-
 def _codes(tiles: Tensor, step: Tensor, bound: Tensor, how: Coding, shift: Tensor | float) -> tuple[Tensor, Tensor]:
     """Codes, and of each block whether they are within the bound."""
     x = tiles.float()
@@ -175,8 +168,8 @@ def _codes(tiles: Tensor, step: Tensor, bound: Tensor, how: Coding, shift: Tenso
     return codes, good.all(2)
 
 
-def _measured(codes: Tensor, fits: Tensor, raw_units: int) -> _Blocks:
-    """How each block is told in the fewest units."""
+def _measured(codes: Tensor, fits: Tensor, raw_units: int) -> Tensor:
+    """The heads of blocks: how each is told in the fewest units."""
     size, count = codes.abs(), (codes != 0).sum(2)
     signed = (codes < 0).any(2)
     largest = torch.where(signed[:, :, None], 2 * size - (codes < 0).int(), size).amax(2)  # of a plain block
@@ -188,16 +181,16 @@ def _measured(codes: Tensor, fits: Tensor, raw_units: int) -> _Blocks:
     raw = ~fits | (width > MOST_WIDTH) | (units >= raw_units)
     heads = width | masked * MASKED | signed * SIGNED
     units = torch.where(raw, raw_units, units)
-    return _Blocks(codes, torch.where(raw, RAW, heads) | units << SIZE_SHIFT, units, raw)
+    return torch.where(raw, RAW, heads) | units << SIZE_SHIFT
 
 
-def _written(told: _Blocks, tiles: Tensor) -> tuple[Tensor, Tensor]:
+def _written(codes: Tensor, heads: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
     """All units, and the places of tiles."""
-    sizes = told.sizes.flatten().long()
+    heads, codes = heads.flatten(), codes.view(-1, BLOCK)
+    sizes = (heads >> SIZE_SHIFT).long()
     begin = sizes.cumsum(0) - sizes
     total = int(sizes.sum())
     out = torch.zeros(total + 2, dtype=torch.int64, device=tiles.device)
-    heads, codes = told.heads.flatten(), told.codes.view(-1, BLOCK)
     raw = heads & RAW != 0
     masked = (heads & MASKED != 0) & ~raw
     some = codes != 0
@@ -205,7 +198,7 @@ def _written(told: _Blocks, tiles: Tensor) -> tuple[Tensor, Tensor]:
     _write_codes(out, begin + masked * MASK_UNITS, heads, codes, some, masked, raw)
     if bool(raw.any()):
         _write_raw(out, begin[raw], tiles.view(-1, BLOCK)[raw])
-    first = begin.view(told.sizes.shape)[:, 0].to(torch.int32)
+    first = begin[::BLOCKS].to(torch.int32)
     return _int16(out[:total]), torch.cat([first, torch.tensor([total], dtype=torch.int32, device=first.device)])
 
 
@@ -222,14 +215,14 @@ def _write_codes(
     lanes = torch.arange(BLOCK, device=out.device)
     rank = torch.where(masked[:, None], some.cumsum(1) - 1, lanes)
     told = ((some | ~masked[:, None]) & (~raw & (width > 0))[:, None]).flatten().nonzero().squeeze(1)
-    block = told >> BLOCK.bit_length() - 1
+    block = told // BLOCK
     code, width = codes.flatten()[told], width[block]
     size, minus = code.abs() - masked[block].int(), (code < 0).int()
     signed = torch.where(masked[block], 2 * size + minus, 2 * size - minus)
     word = torch.where((heads & SIGNED != 0)[block], signed, size).long()
-    at = (begin[block] << UNIT_BITS.bit_length() - 1) + rank.flatten()[told] * width
+    at = (begin[block] << UNIT_SHIFT) + rank.flatten()[told] * width
     word <<= at & UNIT_BITS - 1
-    at >>= UNIT_BITS.bit_length() - 1
+    at >>= UNIT_SHIFT
     out.index_add_(0, at, word & 0xFFFF)
     out.index_add_(0, at + 1, word >> UNIT_BITS)
 
@@ -244,40 +237,32 @@ def _read(heads: Tensor, begin: Tensor, stream: Tensor) -> Tensor:
     """The codes of all blocks that are not raw."""
     heads, begin = heads[:, :, None].long(), begin[:, :, None]
     raw = heads & RAW != 0
-    width, masked = (heads & 15).masked_fill(raw, 0), (heads & MASKED != 0) & ~raw
+    width, masked = (heads & MOST_WIDTH).masked_fill(raw, 0), (heads & MASKED != 0) & ~raw
     signed = heads & SIGNED != 0
     lanes = torch.arange(BLOCK, device=stream.device).expand(*heads.shape[:2], BLOCK)
     last = len(stream) - 2
     some = torch.ones_like(lanes)
     if bool(masked.any()):
-        mask = stream[(begin + (lanes >> 4)).clamp(max=last)] >> (lanes & 15) & 1
+        mask = stream[(begin + (lanes >> UNIT_SHIFT)).clamp(max=last)] >> (lanes & UNIT_BITS - 1) & 1
         some = torch.where(masked, mask, 1)
     rank = torch.where(masked, some.cumsum(2) - 1, lanes).clamp(min=0)
-    at = (begin + torch.where(masked, MASK_UNITS, 0) << 4) + rank * width
-    first = (at >> 4).clamp(max=last)
-    word = (stream[first] | stream[first + 1] << UNIT_BITS) >> (at & 15) & (1 << width) - 1
+    at = (begin + torch.where(masked, MASK_UNITS, 0) << UNIT_SHIFT) + rank * width
+    first = (at >> UNIT_SHIFT).clamp(max=last)
+    word = (stream[first] | stream[first + 1] << UNIT_BITS) >> (at & UNIT_BITS - 1) & (1 << width) - 1
     plain = torch.where(signed, (word + 1 >> 1) * (1 - 2 * (word & 1)), word)
     beyond = torch.where(signed, ((word >> 1) + 1) * (1 - 2 * (word & 1)), word + 1) * some
     return torch.where(masked, beyond, plain)
 
 
 def _raw_values(begin: Tensor, stream: Tensor, dtype: torch.dtype) -> Tensor:
-    """Blocks taken for elements; only those of raw ones are."""
-    per = dtype.itemsize * 8 // UNIT_BITS
-    lanes = torch.arange(BLOCK, device=stream.device)
-    at = (begin[:, :, None] + lanes * per).clamp(max=len(stream) - per)
-    bits = torch.stack([stream[at + number] << (number * UNIT_BITS) for number in range(per)]).sum(0)
-    wide = bits - ((bits >> (8 * dtype.itemsize - 1)) << (8 * dtype.itemsize))
-    return wide.to(PATTERNS[dtype.itemsize]).view(dtype)
+    """What `_write_raw` wrote."""
+    at = begin[:, None] + torch.arange(Extent(0, dtype.itemsize).raw_units, device=stream.device)
+    return _int16(stream[at]).view(dtype)
 
 
 def _tiles(x: Tensor) -> Tensor:
     """[tiles, BLOCKS, BLOCK], filled up with zeros."""
     return torch.nn.functional.pad(x.detach(), (0, -x.numel() % TILE)).view(-1, BLOCKS, BLOCK)
-
-
-def _either(which: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(which.view(-1, *[1] * (a.dim() - 1)), a, b)
 
 
 def _bit_length(x: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from slimgrad.codecs import Bounded, Codec, Lossless, codec_from_dict
 from slimgrad.errors import SpecError
 from slimgrad.recipes.noise import allowed_bound, mean_size, norm, variance_by
-from slimgrad.recipes.pruning import products, skipped_paths
+from slimgrad.recipes.pruning import check_shared, products, skip_names, skipped_paths
 from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules
 from slimgrad.spec.values import checked_body, tuples
 
@@ -62,8 +62,7 @@ class Comet(Recipe):
             raise SpecError(f"comet: target must be a positive number, found {self.target!r}")
         if type(self.refresh) is not int or self.refresh < 1:
             raise SpecError(f"comet: refresh must be a number of steps, at least 1; found {self.refresh!r}")
-        if self.rest is not None and not isinstance(self.rest, Codec):
-            raise SpecError(f"comet: rest must be a codec such as Quant(bits=4), found {self.rest!r}")
+        check_shared("comet", self.skip, self.rest)
         if self.estimate not in ("channels", "paper"):
             raise SpecError(f"comet: estimate must be 'channels' or 'paper', found {self.estimate!r}")
         Bounded(predict=self.predict, dither=self.dither)
@@ -176,9 +175,9 @@ class CometController(Controller):
         unknown = sorted(set(state["bounds"]) - set(self.layers))
         if unknown:
             raise SpecError(f"comet: the state has bounds for {', '.join(unknown[:3])}, which the model does not have")
-        self.bounds, self.interval, self.next = dict(state["bounds"]), state["interval"], state["next"]
+        self.interval, self.next = state["interval"], state["next"]
         self._momenta = {p: m.to(_weight(self.layers[p]).device) for p, m in state["momenta"].items()}
-        self._rules = self.recipe.rules(self.layers, self.bounds)
+        self._have(dict(state["bounds"]))
 
     # --- statistics ---
 
@@ -236,9 +235,13 @@ class CometController(Controller):
         settled = len(moves) == len(fresh) and max(moves, default=1.0) <= MOVED
         self.interval = min(self.recipe.refresh, self.interval * 2) if settled else max(1, self.interval // 2)
         self.next = self._step + self.interval
-        self.bounds |= fresh
+        if not fresh.items() <= self.bounds.items():  # the same rules would be decided upon once more
+            self._have(self.bounds | fresh)
         self.path.append((self._step, dict(self.bounds)))
-        self._rules = self.recipe.rules(self.layers, self.bounds)
+
+    def _have(self, bounds: dict[str, float]) -> None:
+        self.bounds = bounds
+        self._rules = self.recipe.rules(self.layers, bounds)
 
 
 class _Hook(ABC):
@@ -323,6 +326,5 @@ def comet(
     zeros. `rest` treats everything else. `skip` leaves out layers: "first", "head", or paths. With `estimate="paper"`
     the noise is taken from the mean magnitude of dY; with `adapt=False` the first bounds stay, for comparison.
     """
-    names = tuple([skip] if isinstance(skip, str) else skip)
     how: dict[str, Any] = {"predict": predict, "estimate": estimate, "adapt": adapt, "dither": dither}
-    return Comet(target=target, refresh=refresh, rest=rest, skip=names, **how)
+    return Comet(target=target, refresh=refresh, rest=rest, skip=skip_names(skip), **how)

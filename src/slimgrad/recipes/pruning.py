@@ -54,6 +54,18 @@ def _head(model: nn.Module) -> list[str]:
 SKIPPED: dict[str, Callable[[nn.Module], list[str]]] = {"first": _first, "head": _head}
 
 
+def check_shared(recipe: str, skip: tuple[str, ...], rest: Codec | None) -> None:
+    """What every recipe for products is told: which are left out, and what treats the rest."""
+    if rest is not None and not isinstance(rest, Codec):
+        raise SpecError(f"{recipe}: rest must be a codec such as Quant(bits=4), found {rest!r}")
+    if not all(isinstance(entry, str) for entry in skip):
+        raise SpecError(f"{recipe}: skip must name layers, or be {' or '.join(map(repr, SKIPPED))}; found {skip!r}")
+
+
+def skip_names(skip: Iterable[str]) -> tuple[str, ...]:
+    return tuple([skip] if isinstance(skip, str) else skip)
+
+
 def skipped_paths(recipe: str, skip: Iterable[str], model: nn.Module) -> tuple[str, ...]:
     """The products that are left out by name, or by what they are."""
     return tuple(dict.fromkeys(path for entry in skip for path in _skipped(recipe, entry, model)))
@@ -86,12 +98,7 @@ class Pruning(Recipe):
     layers: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.rest is not None and not isinstance(self.rest, Codec):
-            raise SpecError(f"{self.called}: rest must be a codec such as Quant(bits=4), found {self.rest!r}")
-        if not all(isinstance(entry, str) for entry in self.skip):
-            raise SpecError(
-                f"{self.called}: skip must name layers, or be {' or '.join(map(repr, SKIPPED))}; found {self.skip!r}"
-            )
+        check_shared(self.called, self.skip, self.rest)
         schedule = self._schedule()
         if not schedule or min(schedule) != 0 or any(type(step) is not int or step < 0 for step in schedule):
             raise SpecError(
@@ -145,7 +152,7 @@ def shared_settings(
     """As users write them, in the types that recipes have."""
     return {
         "keep": dict(keep) if isinstance(keep, Mapping) else keep,
-        "skip": tuple([skip] if isinstance(skip, str) else skip),
+        "skip": skip_names(skip),
         "rest": rest,
         "layers": dict(layers or {}),
     }
