@@ -186,8 +186,12 @@ def test_the_interval_is_halved_while_bounds_move_and_grows_when_they_settle() -
         it._seen = {"3": type("Seen", (), {"first": "3"})()}
         it._follow({"3": bound})
     assert it.interval == 8
+    rules = it.rules
+    it._follow({"3": 1.0})
+    assert it.rules is rules, "nothing is decided anew while no bound moves"
     it._follow({"3": 3.0})
     assert it.interval == 4
+    assert it.rules is not rules
     it._follow({"3": 1.0})
     assert it.interval == 2
 
@@ -316,6 +320,7 @@ def test_nothing_is_left_behind() -> None:
         ({"target": 0}, "comet: target must be a positive number, found 0"),
         ({"refresh": 0}, "refresh must be a number of steps, at least 1; found 0"),
         ({"rest": "quant"}, "rest must be a codec such as"),
+        ({"skip": [3]}, "comet: skip must name layers, or be 'first' or 'head'"),
         ({"estimate": "guess"}, "estimate must be 'channels' or 'paper', found 'guess'"),
         ({"predict": "spline"}, "predict must be one of none, lorenzo, auto"),
     ],

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slimgrad import kernels
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Treatment, per_layout
+from slimgrad.codecs.selection import check_flag
 from slimgrad.errors import SpecError
 from slimgrad.kernels import Buckets, Layout
 from slimgrad.kernels.codes import code_bytes
@@ -53,8 +54,7 @@ class FewBit(Codec):
         object.__setattr__(self, "interval", checked_interval("FewBit", self.interval))  # JSON has lists
         if self.weight not in (*WEIGHTS, DATA):
             raise SpecError(f"FewBit: weight must be one of {', '.join((*WEIGHTS, DATA))}, found {self.weight!r}")
-        if not isinstance(self.fused, bool):
-            raise SpecError(f"FewBit: fused must be True or False, found {self.fused!r}")
+        check_flag("FewBit", "fused", self.fused)
 
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
         """Every named function whose jumps the intervals can keep apart."""

@@ -51,8 +51,7 @@ class TopK(Codec):
         selection.check_choice("TopK", "select", self.select, selection.SELECTIONS)
         if self.select == "channels" and self.scope != "tensor":
             raise SpecError("TopK: channels are selected for the whole tensor; leave scope as it is")
-        if not isinstance(self.signs, bool):
-            raise SpecError(f"TopK: signs must be True or False, found {self.signs!r}")
+        selection.check_flag("TopK", "signs", self.signs)
         if self.signs and (self.scope, self.select) != ("tensor", "largest"):
             raise SpecError("TopK: signs go with the largest elements of a whole tensor; leave scope and select alone")
         # Where all elements compete, shape and strides do not matter.

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import blocks
-from slimgrad.kernels.quant_pack import hashed
+from slimgrad.kernels.tiles import hashed
 
 ONE_CHANCE = tl.constexpr(blocks.ONE)
 CERTAIN = tl.constexpr(blocks.CERTAIN)

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import bounds
-from slimgrad.kernels.quant_pack import GOLDEN, mixed
-from slimgrad.kernels.tiles import float32, rounded
+from slimgrad.kernels.tiles import GOLDEN, float32, mixed, rounded
 
 BLOCK, BLOCKS, TILE = tl.constexpr(bounds.BLOCK), tl.constexpr(bounds.BLOCKS), tl.constexpr(bounds.TILE)
 UNIT_BITS, MASK_UNITS = tl.constexpr(bounds.UNIT_BITS), tl.constexpr(bounds.MASK_UNITS)

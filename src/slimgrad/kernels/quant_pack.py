@@ -13,6 +13,7 @@ import triton.language as tl
 
 from slimgrad.kernels import reference_groups
 from slimgrad.kernels.tiles import (
+    GOLDEN,
     INTERPRETED,
     LANES,
     ROUNDS,
@@ -22,12 +23,11 @@ from slimgrad.kernels.tiles import (
     bits_of,
     float32,
     float_of,
+    hashed,
     lanes,
+    mixed,
 )
 
-GOLDEN = tl.constexpr(reference_groups.GOLDEN)
-MIX_1 = tl.constexpr(reference_groups.HASH_MULTIPLIERS[0])
-MIX_2 = tl.constexpr(reference_groups.HASH_MULTIPLIERS[1])
 RAISE = tl.constexpr(reference_groups.RAISE)
 RAISE_BITS = tl.constexpr(0x43000000)
 ROUNDER = tl.constexpr(12582912.0)
@@ -57,19 +57,6 @@ def _high_of(x):
     if INTERPRETED:
         return tl.max(tl.max(tl.max(x, 3), 0), 1)[None, :, None, None]
     return tl.reduce(tl.reduce(tl.reduce(x, 3, _largest), 0, _largest), 1, _largest)[None, :, None, None]
-
-
-@triton.jit
-def mixed(x):
-    x = x ^ (x >> 16)
-    x = x * MIX_1
-    return x ^ (x >> 15)
-
-
-@triton.jit
-def hashed(x):
-    x = mixed(x) * MIX_2
-    return x ^ (x >> 16)
 
 
 @triton.jit

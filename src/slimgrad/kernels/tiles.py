@@ -1,4 +1,4 @@
-"""What Triton kernels share: the shape of a tile of group quantization, and numbers by their bits."""
+"""What Triton kernels share: the shape of a tile of group quantization, numbers by their bits, and random numbers."""
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ import os
 import triton
 import triton.language as tl
 
-from slimgrad.kernels import geometry, groups
+from slimgrad.kernels import geometry, groups, reference_groups
 
 ROUNDS = tl.constexpr(geometry.ROUNDS)
 THREADS = tl.constexpr(geometry.THREADS)
 LANES = tl.constexpr(geometry.LANES)
 TILE = tl.constexpr(geometry.TILE)
 SPECIALS = tl.constexpr(groups.SPECIALS)
+GOLDEN = tl.constexpr(reference_groups.GOLDEN)
+MIX_1 = tl.constexpr(reference_groups.HASH_MULTIPLIERS[0])
+MIX_2 = tl.constexpr(reference_groups.HASH_MULTIPLIERS[1])
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 """The interpreter walks through a custom reduction element by element, but its own ones propagate NaN; and it cuts bits
 off where it should round to bf16."""
@@ -51,3 +54,18 @@ def rounded(x, dtype: tl.constexpr):
         bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits)
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     return x.to(dtype)
+
+
+@triton.jit
+def mixed(x):
+    """Half of `hashed`."""
+    x = x ^ (x >> 16)
+    x = x * MIX_1
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def hashed(x):
+    """Every bit of 32 mixed into every other: NOTE [Random numbers without a state] in groups.py."""
+    x = mixed(x) * MIX_2
+    return x ^ (x >> 16)
