@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slimgrad import kernels
 from slimgrad.kernels import BoundedParts, Coding, Layout
-from slimgrad.kernels.bounds import BLOCKS, PREDICTIONS, SIZE_SHIFT
+from slimgrad.kernels.bounds import LANES, PREDICTIONS, Extent
 from slimgrad.kernels.geometry import PATTERNS
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -46,11 +46,14 @@ def place(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def in_order(kept: BoundedParts) -> list[Tensor]:
+def in_order(kept: BoundedParts, itemsize: int) -> list[Tensor]:
     """The tiles one behind the other, as they lie on a CPU."""
-    units, heads, places, _ = (part.cpu() for part in kept)
-    sizes = ((heads.int() & 0xFFFF).view(-1, BLOCKS + 1)[:, :-1] >> SIZE_SHIFT).sum(1)
-    tiles = [units[place : place + size] for place, size in zip(places[:-1].tolist(), sizes.tolist(), strict=True)]
+    words, heads, places, _ = (part.cpu() for part in kept)
+    extent = Extent(0, itemsize)
+    lengths = (heads.int() & 0xFFFF) >> extent.length_shift
+    lengths[lengths == extent.raw_length] = extent.raw_words
+    sizes = [int(tile.sum()) for tile in lengths.split(LANES)]
+    tiles = [words[place : place + size] for place, size in zip(places[:-1].tolist(), sizes, strict=True)]
     return [torch.cat(tiles), heads, places[-1:]]
 
 
@@ -75,7 +78,7 @@ def test_small_bounds_take_wide_codes(dtype: torch.dtype, bound: float, place: t
 def check(x: Tensor, bound: float, how: Coding, place: torch.device) -> None:
     expected = kernels.pack_bounded(x, torch.tensor([bound]), how, force="torch")
     found = kernels.pack_bounded(x.to(place), torch.tensor([bound], device=place), how, force="triton")
-    assert all(torch.equal(a, b) for a, b in zip(in_order(found), in_order(expected), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(in_order(found, x.itemsize), in_order(expected, x.itemsize), strict=True))
     back = kernels.unpack_bounded(found, Layout.of(x.to(place)), how, force="triton").cpu()
     assert torch.equal(bits(back), bits(kernels.unpack_bounded(expected, Layout.of(x), how, force="torch")))
 
@@ -84,7 +87,7 @@ def test_what_does_not_fit_is_not_written(place: torch.device) -> None:
     x, bound, how = DATA["white"].to(place), torch.tensor([0.01], device=place), Coding()
     used = int(kernels.pack_bounded(x, bound, how, force="triton").places[-1])
     found = kernels.pack_bounded(x, bound, how, used // 2, force="triton")
-    assert len(found.units) == used // 2
+    assert len(found.words) == used // 2
     assert int(found.places[-1]) == used
 
 

@@ -17,7 +17,7 @@ from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, per_layout, valu
 from slimgrad.codecs.selection import check_choice, check_flag
 from slimgrad.errors import SavedTensorModifiedError, SpecError
 from slimgrad.kernels import BoundedParts, Coding, Layout
-from slimgrad.kernels.bounds import AUTO, MANTISSA, MOST_ELEMENTS, PREDICTIONS, UNIT_BITS, Extent
+from slimgrad.kernels.bounds import AUTO, MANTISSA, MOST_ELEMENTS, PREDICTIONS, WORD_BITS, Extent
 from slimgrad.spec import Need
 
 SERVED = (Need.OPERAND, Need.VALUES)
@@ -26,7 +26,7 @@ GUESSED_BITS = 4
 REMEMBERED = 16
 """Sizes of tensors of one layout, the largest of which the next one gets room for."""
 HEADROOM = 1.125
-SPARE_UNITS = 4096
+SPARE_WORDS = 2048
 TOO_MUCH = 1.5
 """Room, of what is used, from which on it is worth a copy to give some back."""
 
@@ -35,11 +35,11 @@ TOO_MUCH = 1.5
 class Bounded(Codec):
     """Every value within `bound` of what it was, and zeros exactly; what is not finite is kept as it is.
 
-    Values become multiples of twice the bound, and each block of 128 tells them in as many bits as its largest takes;
-    of a block with many zeros only a bit for each and the others. With `relative=True` the bound is that part of the
-    tensor's range, as compressors of scientific data have it. `predict` tells the difference of each value to the one
-    before: "lorenzo" wherever it can, "auto" where it takes less, tile by tile of 2048 elements. `dither` rounds each
-    element in a way of its own, so that errors of neighbours do not add up in a gradient; it takes 5 % more bytes.
+    Values become multiples of twice the bound, and each chunk of 128 tells them in a code that gives small ones fewer
+    bits than large ones, and zeros one. With `relative=True` the bound is that part of the tensor's range, as
+    compressors of scientific data have it. `predict` tells the difference of each value to the one before: "lorenzo"
+    wherever it can, "auto" where that promises to take less, chunk by chunk. `dither` rounds each element in a way of
+    its own, so that errors of neighbours do not add up in a gradient; it takes 5 % more bytes.
 
     How many bytes that makes depends on the data; see NOTE [Sizes that the host does not know].
     """
@@ -87,7 +87,7 @@ class Bounded(Codec):
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         """A guess."""
         n = math.prod(shape)
-        return Extent(n, dtype.itemsize).nbytes(n * GUESSED_BITS // UNIT_BITS)
+        return Extent(n, dtype.itemsize).nbytes(n * GUESSED_BITS // WORD_BITS)
 
 
 class _Packer:
@@ -119,15 +119,15 @@ class _Packer:
 
     @property
     def capacity(self) -> int | None:
-        """Units for the next tensor; None if nothing is known yet."""
-        return int(max(self.sizes) * HEADROOM) + SPARE_UNITS if self.sizes else None
+        """Words for the next tensor; None if nothing is known yet."""
+        return int(max(self.sizes) * HEADROOM) + SPARE_WORDS if self.sizes else None
 
 
 class _Pending:
     """A packed tensor of which the host does not know yet whether there was enough room for it.
 
     NOTE [Sizes that the host does not know]
-    How many units a tensor takes is known to the device alone, and memory must be had before: to ask would make the
+    How many words a tensor takes is known to the device alone, and memory must be had before: to ask would make the
     host wait for all that it has launched. So a tensor gets as much room as the largest of the last ones took, and an
     eighth more; its size is sent to the host meanwhile, and until it arrives the tensor itself is held too. Two tensors
     later it has arrived, as a rule: the host then waits for work that is two layers old, and the device for nothing.
@@ -160,17 +160,17 @@ class _Pending:
             self.event.synchronize()
         used, packer, kept = int(self.used), self.packer, BoundedParts(*payload)
         packer.sizes.append(used)
-        if used > len(kept.units):
+        if used > len(kept.words):
             packer.misfits += 1
             if self.x._version != self.version:
                 raise SavedTensorModifiedError(
                     f"a {self.x.dtype} tensor of shape {list(self.x.shape)} was changed in place while it was packed, "
-                    f"and took more room than the last ones: {used} units instead of {len(kept.units)}. Exempt its "
+                    f"and took more room than the last ones: {used} words instead of {len(kept.words)}. Exempt its "
                     "module with a Rule(..., Keep())."
                 )
             return tuple(kernels.pack_bounded(self.x, kept.bound, packer.how, used))
-        if len(kept.units) > TOO_MUCH * (used + SPARE_UNITS):
-            return (kept.units[:used].clone(), *kept[1:])
+        if len(kept.words) > TOO_MUCH * (used + SPARE_WORDS):
+            return (kept.words[:used].clone(), *kept[1:])
         return payload
 
 

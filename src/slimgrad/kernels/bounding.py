@@ -11,15 +11,15 @@ from torch import Tensor
 
 from slimgrad.kernels import reference_bounds
 from slimgrad.kernels.bound_tiles import pack_kernel, unpack_kernel
-from slimgrad.kernels.bounds import MANTISSA, MOST_ELEMENTS, TILE, UNIT_BITS, Coding, Extent
+from slimgrad.kernels.bounds import LEAST_BOUND, LEAST_SLACK, MANTISSA, MOST_ELEMENTS, TILE, Coding, Extent
 from slimgrad.kernels.geometry import Layout, check_dense
 from slimgrad.kernels.launch import Launch, multiprocessors
 from slimgrad.kernels.reference_bounds import BoundedParts, check_bounded
 
-PACKING = 8
+PACKING = 16
 """Programs for each multiprocessor that pack."""
-EXACT: dict[str, Any] = {"enable_fp_fusion": False}
-"""Codes are the same as the reference's only if a product and a sum are two operations."""
+EXACT: dict[str, Any] = {"enable_fp_fusion": False, "num_warps": 1}
+"""Numbers are the same as the reference's only if a product and a sum are two operations."""
 
 
 def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None) -> BoundedParts:
@@ -28,15 +28,15 @@ def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = N
     if not _serves(x.dtype, x.numel()):
         return reference_bounds.pack_bounded(x, bound, how, capacity)
     extent = Extent(x.numel(), x.element_size())
-    room = extent.most_units if capacity is None else capacity
+    room = extent.most_words if capacity is None else capacity
     device = x.device
-    units = torch.empty(room, dtype=torch.int16, device=device)
-    heads = torch.empty(extent.heads, dtype=torch.int16, device=device)
+    words = torch.empty(room, dtype=torch.int32, device=device)
+    heads = torch.empty(extent.chunks, dtype=torch.int16, device=device)
     places = torch.zeros(extent.places, dtype=torch.int32, device=device)
     programs = min(extent.tiles, PACKING * multiprocessors(device))
-    scratch = torch.empty(programs * TILE, dtype=torch.int16, device=device)
-    _packing(x.numel(), x.dtype, how, programs)(x, units, heads, places, bound, scratch, room)
-    return BoundedParts(units, heads, places, bound)
+    scratch = torch.empty(programs * TILE // 2, dtype=torch.int32, device=device)
+    _packing(x.numel(), x.dtype, how, programs)(x, words, heads, places, bound, scratch, room)
+    return BoundedParts(words, heads, places, bound)
 
 
 def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
@@ -45,29 +45,26 @@ def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
     if not _serves(layout.dtype, n):
         return reference_bounds.unpack_bounded(kept, layout, how)
     out = layout.empty()
-    _unpacking(n, layout.dtype, how)(kept.units, out, kept.heads, kept.places, kept.bound)
+    _unpacking(n, layout.dtype, how)(kept.words, out, kept.heads, kept.places, kept.bound)
     return out
 
 
 @lru_cache(maxsize=4096)
 def _packing(n: int, dtype: torch.dtype, how: Coding, programs: int) -> Launch:
+    limits = torch.finfo(dtype).max, LEAST_BOUND[dtype], LEAST_SLACK[dtype]
     tiles = Extent(n, dtype.itemsize).tiles
-    return Launch(pack_kernel, programs, n, tiles, *_constants(dtype, how), *how.tries, _per(dtype), **EXACT)
+    return Launch(pack_kernel, programs, n, tiles, MANTISSA[dtype], *limits, *_how(dtype, how), *how.tries, **EXACT)
 
 
 @lru_cache(maxsize=4096)
 def _unpacking(n: int, dtype: torch.dtype, how: Coding) -> Launch:
     tiles = Extent(n, dtype.itemsize).tiles
-    return Launch(unpack_kernel, tiles, n, *_constants(dtype, how), how.tries[1], _per(dtype), **EXACT)
+    return Launch(unpack_kernel, tiles, n, MANTISSA[dtype], *_how(dtype, how), how.tries[1], **EXACT)
 
 
-def _constants(dtype: torch.dtype, how: Coding) -> tuple[int, bool, bool, bool]:
-    return MANTISSA[dtype], how.between, how.zeros, how.dither
-
-
-def _per(dtype: torch.dtype) -> int:
-    """Units of an element."""
-    return dtype.itemsize * 8 // UNIT_BITS
+def _how(dtype: torch.dtype, how: Coding) -> tuple[int, int, bool, bool, bool]:
+    extent = Extent(0, dtype.itemsize)
+    return extent.raw_words, extent.length_shift, how.between, how.zeros, how.dither
 
 
 def _serves(dtype: torch.dtype, n: int) -> bool:

@@ -3,87 +3,217 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from slimgrad.errors import SpecError
 from slimgrad.kernels.bounds import (
-    BLOCK,
-    BLOCKS,
+    CHUNK,
+    COVERED_LEVELS,
+    HAS_ZEROS,
+    INCREMENT,
+    LANES,
+    LEAST_BOUND,
     LEAST_MIDDLE,
+    LEAST_SLACK,
+    LEVEL_SHIFT,
     LIMIT,
     MANTISSA,
-    MASK_UNITS,
-    MASKED,
-    MOST_WIDTH,
-    NOISE_BITS,
+    MEAN_OFFSET,
+    MOST_BITS,
+    MOST_K,
+    MOST_LEVEL,
+    MULTIPLIER,
+    ONE_BITS,
     PREDICTED,
-    RAW,
     SIGNED,
-    SIZE_SHIFT,
+    STATE_MASK,
+    STEP_OF_BOUND,
+    STEP_OF_LEVEL,
     TILE,
-    UNIT_BITS,
-    UNIT_SHIFT,
+    WORD_BITS,
     Coding,
     Extent,
 )
 from slimgrad.kernels.geometry import Layout, check_dense
-from slimgrad.kernels.reference_groups import GOLDEN, mixed
+from slimgrad.kernels.reference_groups import GOLDEN, hashed
 
-CHUNK = 128 * TILE
+BATCH = 64 * TILE
 """Elements that are treated at once, so that what is needed meanwhile stays small."""
 
 
 class BoundedParts(NamedTuple):
     """What is kept; see bounds.py."""
 
-    units: Tensor
+    words: Tensor
     heads: Tensor
     places: Tensor
     bound: Tensor
 
 
+class Look(NamedTuple):
+    """What one look at some chunks tells, as float32 or bool."""
+
+    largest: Tensor
+    total: Tensor
+    some: Tensor
+    """How many are not told as zeros, at least."""
+    minus: Tensor
+
+
+class Plan(NamedTuple):
+    """How each chunk is told."""
+
+    usable: Tensor
+    empty: Tensor
+    level: Tensor
+    step: Tensor
+    k: Tensor
+    signed: Tensor
+    zeros: Tensor
+    predicted: Tensor
+
+
 def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = None) -> BoundedParts:
-    """A dense tensor, in the order of its memory, within a bound of one float32. With a capacity, `units` has so many:
-    what does not fit is missing, and the number of units that are used says so.
+    """A dense tensor, in the order of its memory, within a bound of one float32. With a capacity, `words` has so many:
+    what does not fit is missing, and the number of words that are used says so.
     """
     check_dense("pack_bounded", x)
     flat = x.detach().as_strided((x.numel(),), (1,))
-    firsts = range(0, max(1, len(flat)), CHUNK)
-    parts = [_pack_some(flat[first : first + CHUNK], first, bound, how) for first in firsts]
-    units, heads = torch.cat([part.units for part in parts]), torch.cat([part.heads for part in parts])
-    used = torch.cat([part.places[-1:] for part in parts]).cumsum(0, dtype=torch.int32)
-    before = torch.nn.functional.pad(used, (1, 0))[:-1]
-    places = [part.places[:-1] + first for part, first in zip(parts, before, strict=True)]
+    parts = [_pack_some(flat[i : i + BATCH], i, bound, how) for i in range(0, max(1, len(flat)), BATCH)]
+    words = torch.cat([words for words, _, _ in parts])
+    heads, lengths = torch.cat([heads for _, heads, _ in parts]), torch.cat([lengths for _, _, lengths in parts])
+    ends = pad(lengths.cumsum(0), (1, 0))
+    places = torch.cat([ends[:-1][::LANES], ends[-1:]])
     if capacity is not None:
-        units = torch.nn.functional.pad(units, (0, max(0, capacity - len(units))))[:capacity]
-    return BoundedParts(units, heads, torch.cat([*places, used[-1:]]), bound)
+        words = pad(words, (0, max(0, capacity - len(words))))[:capacity]
+    return BoundedParts(words, heads, places.to(torch.int32), bound)
 
 
-def _pack_some(x: Tensor, first: int, bound: Tensor, how: Coding) -> BoundedParts:
-    tiles = _tiles(x)
-    extent = Extent(x.numel(), x.element_size())
-    exponent = tiles.float().abs().nan_to_num(0, 0, 0).amax((1, 2)).view(torch.int32) >> 23
-    step = step_of(bound, exponent, x.dtype)[:, None, None]
-    at = torch.arange(tiles.numel(), device=x.device).view(tiles.shape)
-    codes, fits = _codes(tiles, step, bound, how, shifts(at + first, how))
-    outside = at >= x.numel()
-    heads = _measured(codes, fits, extent.raw_units)
-    predicted = torch.zeros(extent.tiles, dtype=torch.bool, device=x.device)
+def _pack_some(flat: Tensor, first: int, bound: Tensor, how: Coding) -> tuple[Tensor, Tensor, Tensor]:
+    """Words, heads, and how many words each chunk has."""
+    extent = Extent(flat.numel(), flat.element_size())
+    chunks = pad(flat, (0, -flat.numel() % CHUNK)).view(-1, CHUNK)
+    x = chunks.float()
+    plan = _planned(x, bound, how, chunks.dtype)
+    numbers = _numbers(x, plan.step, offsets(first, len(x), how, x.device), how)
+    symbols, bits = _symbols(numbers, plan)
+    bits = bits.masked_fill((plan.empty | ~plan.usable)[:, None], 0)
+    ends = bits.cumsum(1)
+    lengths = (ends[:, -1] + WORD_BITS - 1) // WORD_BITS
+    raw = ~plan.usable | (lengths >= min(extent.raw_words, extent.raw_length))
+    lengths = lengths.masked_fill(raw, extent.raw_words)
+    begin = lengths.cumsum(0) - lengths
+    out = torch.zeros(int(lengths.sum()) + 1, dtype=torch.int64, device=x.device)
+    told = ((bits > 0) & ~raw[:, None]).flatten().nonzero().squeeze(1)
+    at = (begin[:, None] * WORD_BITS + ends - bits).flatten()[told]
+    word = symbols.flatten()[told] << (at & WORD_BITS - 1)
+    out.index_add_(0, at // WORD_BITS, word & 0xFFFFFFFF)
+    out.index_add_(0, at // WORD_BITS + 1, word >> WORD_BITS)
+    words = _int32(out[:-1])
+    if bool(raw.any()):
+        words[begin[raw][:, None] + torch.arange(extent.raw_words, device=x.device)] = _raw_words(chunks[raw])
+    return words, _heads(plan, lengths, raw, extent), lengths
+
+
+def _heads(plan: Plan, lengths: Tensor, raw: Tensor, extent: Extent) -> Tensor:
+    flags = plan.signed * SIGNED | plan.zeros * HAS_ZEROS | plan.predicted * PREDICTED
+    heads = plan.k | flags | plan.level << LEVEL_SHIFT | lengths << extent.length_shift
+    heads = heads.masked_fill(plan.empty, 0).masked_fill(raw, extent.raw_length << extent.length_shift)
+    return (heads - ((heads >> 15 & 1) << 16)).to(torch.int16)
+
+
+def _planned(x: Tensor, bound: Tensor, how: Coding, dtype: torch.dtype) -> Plan:
+    """Every step of this is a step of the kernel's, with the same rounding."""
+    plain = _look(x, 0.0 if how.between else 2.0 * bound)
+    level = _level(plain.largest, bound, dtype)
+    step = step_of(bound, level)
+    inverse = torch.where(step > 0, 1 / step, 0)
+    most = torch.finfo(dtype).max
+    usable = (bound >= LEAST_BOUND[dtype]) & (plain.largest + bound <= most) & (level <= MOST_LEVEL)
+    usable &= plain.largest * inverse < LIMIT
+    empty = plain.largest == 0 if how.between else plain.largest * inverse + 0.5 < 1
+    empty &= usable | (plain.largest == 0)
+    signed, zeros = plain.minus, plain.some < CHUNK
+    k = rice(plain, inverse, signed, 2.0)
+    predicted = torch.zeros_like(signed)
     if how.tries[1]:
-        before = torch.nn.functional.pad(codes.flatten(1), (1, 0))[:, :-1].view(codes.shape)
-        differences = (codes - before).masked_fill(outside, 0)
-        ahead = _measured(differences, fits, extent.raw_units)
-        predicted = ~(ahead & RAW != 0).any(1)
+        ahead = _look(x - pad(x, (1, 0))[:, :-1], 0.0)
+        ahead_k = rice(ahead, inverse, torch.ones_like(signed), 5.0)
+        predicted = torch.ones_like(signed)
         if how.tries[0]:
-            predicted &= (ahead >> SIZE_SHIFT).sum(1) < (heads >> SIZE_SHIFT).sum(1)
-        heads = torch.where(predicted[:, None], ahead, heads)
-        codes = torch.where(predicted[:, None, None], differences, codes)
-    units, places = _written(codes, heads, tiles)
-    heads = torch.cat([heads, (exponent | predicted * PREDICTED)[:, None]], 1)
-    return BoundedParts(units, _int16(heads.flatten()), places, bound)
+            yes = torch.ones_like(signed)
+            predicted = _cost(ahead, inverse, ahead_k, yes, yes) < _cost(plain, inverse, k, signed, zeros)
+        k = torch.where(predicted, ahead_k, k)
+    return Plan(
+        usable | empty, empty, level.clamp(max=MOST_LEVEL), step, k, signed | predicted, zeros | predicted, predicted
+    )
+
+
+def _look(x: Tensor, threshold: Tensor | float) -> Look:
+    size, total = x.abs(), torch.zeros(len(x), device=x.device)
+    for column in size.unbind(1):
+        total = total + column
+    return Look(size.amax(1), total, (size > threshold).sum(1), x.signbit().any(1))
+
+
+def _level(largest: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """By how many 16ths of the bound the step is smaller than it could be: see NOTE [A bound that holds]."""
+    if dtype == torch.float32:
+        return torch.zeros_like(largest, dtype=torch.int64)
+    exponent = ((largest + bound).view(torch.int32) >> 23) - (MANTISSA[dtype] + 1)
+    slack = (exponent.clamp(min=0) << 23).view(torch.float32).clamp(min=LEAST_SLACK[dtype])
+    levels = slack * (torch.where(bound > 0, 1 / bound, 0) * 16)
+    return (levels + COVERED_LEVELS).nan_to_num(99).clamp(max=99).long()
+
+
+def step_of(bound: Tensor, level: Tensor) -> Tensor:
+    return bound * (STEP_OF_BOUND - level.float() * STEP_OF_LEVEL)
+
+
+def rice(look: Look, inverse: Tensor, signed: Tensor, offset: float) -> Tensor:
+    """The k of chunks, of which no symbol is longer than it may be."""
+    twice = torch.where(signed, 2.0, 1.0)
+    mean = look.total * inverse / look.some.clamp(min=1).float() * twice
+    k = (((mean + MEAN_OFFSET).view(torch.int32) >> 23) - 127).clamp(0, MOST_K).long()
+    largest = (look.largest * inverse + offset).nan_to_num(0).clamp(max=2.0**13) * twice
+    k = torch.maximum(k, (largest.view(torch.int32) >> 23).long() - 130)  # below, more than 15 zeros would be told
+    for _ in range(3):
+        k = k + ((largest.long() >> k) + k > MOST_BITS - 2)
+    return k
+
+
+def _cost(look: Look, inverse: Tensor, k: Tensor, signed: Tensor, zeros: Tensor) -> Tensor:
+    """The bits that symbols are likely to take."""
+    steps = look.total * inverse
+    some = torch.minimum(look.some.float(), steps)
+    power = (127 - k.int() << 23).view(torch.float32)
+    return some * (k + 1).float() + steps * power * torch.where(signed, 2.0, 1.0) + zeros.float() * CHUNK
+
+
+def _numbers(x: Tensor, step: Tensor, offset: Tensor | float, how: Coding) -> Tensor:
+    """With their signs."""
+    inverse = torch.where(step > 0, 1 / step, 0)[:, None]
+    sizes = (x.abs() * inverse + offset).nan_to_num(0).clamp(max=2 * LIMIT).int()
+    if how.between:
+        sizes = sizes.masked_fill(x == 0, 0)
+    return torch.where(x < 0, -sizes, sizes)
+
+
+def _symbols(numbers: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Each and how many bits it has."""
+    differences = numbers - pad(numbers, (1, 0))[:, :-1]
+    told = torch.where(plan.predicted[:, None], differences, numbers)
+    signed, zeros, k = plan.signed[:, None].long(), plan.zeros[:, None].long(), plan.k[:, None]
+    v = ((told.abs().long() - 1).clamp(min=0) << signed) + (told < 0).long()
+    before = (v >> k) + zeros
+    symbol = ((v & (1 << k) - 1) * 2 + 1) << before
+    zero = (told == 0) & (zeros == 1)
+    return symbol.masked_fill(zero, 1), (before + k + 1).masked_fill(zero, 1)
 
 
 def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
@@ -92,198 +222,113 @@ def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
     check_bounded(kept, n, layout.dtype)
     out = layout.empty()
     flat = out.as_strided((n,), (1,))
-    stream = torch.nn.functional.pad(kept.units, (0, 2))
-    for first in range(0, n, CHUNK):
-        target = flat[first : first + CHUNK]
-        tiles = slice(first // TILE, first // TILE + math.ceil(len(target) / TILE))
-        heads = kept.heads.view(-1, BLOCKS + 1)[tiles]
-        found = _unpack_some(stream, heads, kept.places[tiles], kept.bound, first, layout.dtype, how)
-        target.copy_(found[: len(target)])
+    for first in range(0, n, BATCH):
+        target = flat[first : first + BATCH]
+        heads = kept.heads[first // CHUNK :][: math.ceil(len(target) / CHUNK)]
+        places = kept.places[first // TILE :][: math.ceil(len(target) / TILE)]
+        found = _unpack_some(kept.words, heads, places, kept.bound, first, layout.dtype, how)
+        target.copy_(found.flatten()[: len(target)])
     return out
 
 
 def _unpack_some(
-    units: Tensor, heads: Tensor, places: Tensor, bound: Tensor, number: int, dtype: torch.dtype, how: Coding
+    words: Tensor, heads: Tensor, places: Tensor, bound: Tensor, first: int, dtype: torch.dtype, how: Coding
 ) -> Tensor:
-    """Of some tiles, from this element on."""
-    heads = heads.int() & 0xFFFF
-    exponent, predicted = heads[:, -1] & 0xFF, heads[:, -1] & PREDICTED != 0
-    heads = heads[:, :-1]
-    sizes = heads >> SIZE_SHIFT
-    begin = sizes.cumsum(1) - sizes
-    # On a GPU tiles lie in any order; here each is read from where it begins, as if all lay one behind the other.
-    first, last = int(places.min()), int((places + sizes.sum(1)).max())
-    begin = begin + (places - first)[:, None].long()
-    stream = units[first : last + 2].long() & 0xFFFF
-    codes = _read(heads, begin, stream)
-    ahead = codes.flatten(1).cumsum(1).view(codes.shape)
-    codes = torch.where(predicted[:, None, None], ahead, codes)
-    step = step_of(bound, exponent.int(), dtype)[:, None, None]
-    at = torch.arange(codes.numel(), device=units.device).view(codes.shape) + number
-    values = values_of(codes.int(), step, how, shifts(at, how)).to(dtype)
-    raw = heads & RAW != 0
+    """Some chunks, from this element on."""
+    extent = Extent(0, dtype.itemsize)
+    heads = heads.long() & 0xFFFF
+    raw = heads >> extent.length_shift == extent.raw_length
+    lengths = torch.where(raw, extent.raw_words, heads >> extent.length_shift)
+    begin = _begins(lengths, places)
+    level = heads >> LEVEL_SHIFT & MOST_LEVEL if dtype.itemsize == 2 else heads * 0
+    numbers = _read(heads, torch.where(raw, 0, lengths), begin, words)
+    values = values_of(numbers, step_of(bound, level)[:, None], offsets(first, len(heads), how, words.device), how)
+    out = values.to(dtype)
     if bool(raw.any()):
-        values[raw] = _raw_values(begin[raw], stream, dtype)
-    return values.flatten()
+        bits = words[begin[raw][:, None] + torch.arange(extent.raw_words, device=words.device)]
+        out[raw] = bits.view(dtype)
+    return out
 
 
-def step_of(bound: Tensor, exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """The step of codes, by the exponent of the largest magnitude: see NOTE [A bound that holds]."""
-    slack = _power(exponent - (MANTISSA[dtype] + 1)) + _power(exponent - NOISE_BITS)
-    return torch.maximum(bound - slack, bound * 0.5) * 2
+def _begins(lengths: Tensor, places: Tensor) -> Tensor:
+    """Of chunks; tiles lie in any order."""
+    tiles = pad(lengths, (0, -len(lengths) % LANES)).view(-1, LANES)
+    return (places[:, None].long() + tiles.cumsum(1) - tiles).flatten()[: len(lengths)]
 
 
-def values_of(codes: Tensor, step: Tensor, how: Coding, shift: Tensor | float) -> Tensor:
-    """What codes stand for, in float32: the middle of an interval."""
-    if not how.between:
-        return codes.float() * step
-    middle = codes.abs().float() - 0.5 - shift
-    if how.zeros:
+def _read(heads: Tensor, lengths: Tensor, begin: Tensor, words: Tensor) -> Tensor:
+    """The numbers of all chunks, one column after the other."""
+    k, signed, zeros = heads & 15, (heads & SIGNED != 0).long(), (heads & HAS_ZEROS != 0).long()
+    predicted, some = heads & PREDICTED != 0, lengths > 0
+    last = max(0, len(words) - 1)
+    at, before, columns = begin * WORD_BITS, torch.zeros_like(k), []
+    for _ in range(CHUNK):
+        place = at // WORD_BITS
+        low, high = (words[(place + i).clamp(max=last)].long() & 0xFFFFFFFF if len(words) else place * 0 for i in (0, 1))
+        window = (high & 0x7FFFFFFF) << WORD_BITS | low
+        window >>= at & WORD_BITS - 1
+        ahead = _trailing_zeros(window & 0xFFFF)
+        zero = (ahead == 0) & (zeros == 1) | ~some
+        v = (ahead - zeros << k) + (window >> ahead + 1 & (1 << k) - 1)
+        number = ((v >> signed) + 1) * (1 - 2 * (v & signed))
+        number = torch.where(zero, 0, number)
+        at = at + torch.where(zero, 1, ahead + 1 + k)
+        before = torch.where(predicted, before + number, number)
+        columns.append(before)
+    return torch.stack(columns, 1)
+
+
+def values_of(numbers: Tensor, step: Tensor, offset: Tensor | float, how: Coding) -> Tensor:
+    """What numbers stand for, in float32: the middle of an interval."""
+    middle = numbers.abs().float() + (0.5 - offset)
+    if how.zeros and how.dither:
         middle = middle.clamp(min=LEAST_MIDDLE)
-    return (codes.sign().float() * (middle * step)).masked_fill(codes == 0, 0)
+    value = torch.where(numbers < 0, -(middle * step), middle * step)
+    return value.masked_fill(numbers == 0, 0)
 
 
-def shifts(at: Tensor, how: Coding) -> Tensor | float:
-    """Of each element's intervals, by where it is; as a part of a step."""
-    return (mixed(at * GOLDEN & 0xFFFFFFFF) >> 16).float() * 2.0**-16 if how.dither else 0.0
+def offsets(first: int, chunks: int, how: Coding, device: torch.device) -> Tensor | float:
+    """What is added before numbers are cut, [chunks, CHUNK] if each element has its own: see NOTE [Errors that do not
+    know each other].
+    """
+    if not how.dither:
+        return 1.0 if how.between else 0.5
+    number = torch.arange(chunks, device=device) + first // CHUNK
+    factor, term = _powers()
+    state = hashed(number * GOLDEN & 0xFFFFFFFF)[:, None] * factor.to(device) + term.to(device)
+    return (state & STATE_MASK | ONE_BITS).int().view(torch.float32)
 
 
-def inverse(step: Tensor) -> Tensor:
-    """Of a step; 0 of none, so that nothing but zeros has a code."""
-    return torch.where(step > 0, 1 / step, 0)
+@lru_cache(maxsize=1)
+def _powers() -> tuple[Tensor, Tensor]:
+    """From the first of a chunk's states to each of them, modulo 2^23: a factor and what is added."""
+    found = [(1, 0)]
+    for _ in range(CHUNK - 1):
+        factor, term = found[-1]
+        found.append((factor * MULTIPLIER & STATE_MASK, (term * MULTIPLIER + INCREMENT) & STATE_MASK))
+    factors, terms = torch.tensor(found).t()
+    return factors, terms
 
 
-def _codes(tiles: Tensor, step: Tensor, bound: Tensor, how: Coding, shift: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Codes, and of each block whether they are within the bound."""
-    x = tiles.float()
-    scaled = (x.nan_to_num(0, 0, 0) * inverse(step)).clamp(-2.0 * LIMIT, 2.0 * LIMIT)
-    codes = (scaled + 0.5).floor()
-    if how.between:
-        codes = x.sign().nan_to_num(0) * ((scaled.abs() + shift).floor() + 1)
-    codes = codes.int()
-    back = values_of(codes, step, how, shift).to(tiles.dtype).float()
-    good = ((x - back).abs() <= bound) & (codes.abs() <= LIMIT)
-    if how.zeros:
-        good &= x.sign() == back.sign()
-    return codes, good.all(2)
-
-
-def _measured(codes: Tensor, fits: Tensor, raw_units: int) -> Tensor:
-    """The heads of blocks: how each is told in the fewest units."""
-    size, count = codes.abs(), (codes != 0).sum(2)
-    signed = (codes < 0).any(2)
-    largest = torch.where(signed[:, :, None], 2 * size - (codes < 0).int(), size).amax(2)  # of a plain block
-    masked_largest = torch.where(signed[:, :, None], 2 * (size - 1) + (codes < 0).int(), size - 1).amax(2)
-    width, masked_width = _bit_length(largest), _bit_length(masked_largest.clamp(min=0))
-    units, masked_units = width * MASK_UNITS, MASK_UNITS + -(-count * masked_width // UNIT_BITS)
-    masked = masked_units < units
-    width, units = torch.where(masked, masked_width, width), torch.where(masked, masked_units, units)
-    raw = ~fits | (width > MOST_WIDTH) | (units >= raw_units)
-    heads = width | masked * MASKED | signed * SIGNED
-    units = torch.where(raw, raw_units, units)
-    return torch.where(raw, RAW, heads) | units << SIZE_SHIFT
-
-
-def _written(codes: Tensor, heads: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """All units, and the places of tiles."""
-    heads, codes = heads.flatten(), codes.view(-1, BLOCK)
-    sizes = (heads >> SIZE_SHIFT).long()
-    begin = sizes.cumsum(0) - sizes
-    total = int(sizes.sum())
-    out = torch.zeros(total + 2, dtype=torch.int64, device=tiles.device)
-    raw = heads & RAW != 0
-    masked = (heads & MASKED != 0) & ~raw
-    some = codes != 0
-    _write_masks(out, begin[masked], some[masked])
-    _write_codes(out, begin + masked * MASK_UNITS, heads, codes, some, masked, raw)
-    if bool(raw.any()):
-        _write_raw(out, begin[raw], tiles.view(-1, BLOCK)[raw])
-    first = begin[::BLOCKS].to(torch.int32)
-    return _int16(out[:total]), torch.cat([first, torch.tensor([total], dtype=torch.int32, device=first.device)])
-
-
-def _write_masks(out: Tensor, begin: Tensor, some: Tensor) -> None:
-    places = torch.arange(UNIT_BITS, device=out.device)
-    units = (some.view(-1, MASK_UNITS, UNIT_BITS).int() << places).sum(2)
-    out[begin[:, None] + places[:MASK_UNITS]] = units
-
-
-def _write_codes(
-    out: Tensor, begin: Tensor, heads: Tensor, codes: Tensor, some: Tensor, masked: Tensor, raw: Tensor
-) -> None:
-    width = heads & MOST_WIDTH
-    lanes = torch.arange(BLOCK, device=out.device)
-    rank = torch.where(masked[:, None], some.cumsum(1) - 1, lanes)
-    told = ((some | ~masked[:, None]) & (~raw & (width > 0))[:, None]).flatten().nonzero().squeeze(1)
-    block = told // BLOCK
-    code, width = codes.flatten()[told], width[block]
-    size, minus = code.abs() - masked[block].int(), (code < 0).int()
-    signed = torch.where(masked[block], 2 * size + minus, 2 * size - minus)
-    word = torch.where((heads & SIGNED != 0)[block], signed, size).long()
-    at = (begin[block] << UNIT_SHIFT) + rank.flatten()[told] * width
-    word <<= at & UNIT_BITS - 1
-    at >>= UNIT_SHIFT
-    out.index_add_(0, at, word & 0xFFFF)
-    out.index_add_(0, at + 1, word >> UNIT_BITS)
-
-
-def _write_raw(out: Tensor, begin: Tensor, blocks: Tensor) -> None:
-    """In the order in which the device has the bytes of a number: the lower half first."""
-    units = blocks.contiguous().view(torch.int16)
-    out[begin[:, None] + torch.arange(units.shape[1], device=out.device)] = units.long() & 0xFFFF
-
-
-def _read(heads: Tensor, begin: Tensor, stream: Tensor) -> Tensor:
-    """The codes of all blocks that are not raw."""
-    heads, begin = heads[:, :, None].long(), begin[:, :, None]
-    raw = heads & RAW != 0
-    width, masked = (heads & MOST_WIDTH).masked_fill(raw, 0), (heads & MASKED != 0) & ~raw
-    signed = heads & SIGNED != 0
-    lanes = torch.arange(BLOCK, device=stream.device).expand(*heads.shape[:2], BLOCK)
-    last = len(stream) - 2
-    some = torch.ones_like(lanes)
-    if bool(masked.any()):
-        mask = stream[(begin + (lanes >> UNIT_SHIFT)).clamp(max=last)] >> (lanes & UNIT_BITS - 1) & 1
-        some = torch.where(masked, mask, 1)
-    rank = torch.where(masked, some.cumsum(2) - 1, lanes).clamp(min=0)
-    at = (begin + torch.where(masked, MASK_UNITS, 0) << UNIT_SHIFT) + rank * width
-    first = (at >> UNIT_SHIFT).clamp(max=last)
-    word = (stream[first] | stream[first + 1] << UNIT_BITS) >> (at & UNIT_BITS - 1) & (1 << width) - 1
-    plain = torch.where(signed, (word + 1 >> 1) * (1 - 2 * (word & 1)), word)
-    beyond = torch.where(signed, ((word >> 1) + 1) * (1 - 2 * (word & 1)), word + 1) * some
-    return torch.where(masked, beyond, plain)
-
-
-def _raw_values(begin: Tensor, stream: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `_write_raw` wrote."""
-    at = begin[:, None] + torch.arange(Extent(0, dtype.itemsize).raw_units, device=stream.device)
-    return _int16(stream[at]).view(dtype)
-
-
-def _tiles(x: Tensor) -> Tensor:
-    """[tiles, BLOCKS, BLOCK], filled up with zeros."""
-    return torch.nn.functional.pad(x.detach(), (0, -x.numel() % TILE)).view(-1, BLOCKS, BLOCK)
-
-
-def _bit_length(x: Tensor) -> Tensor:
+def _trailing_zeros(x: Tensor) -> Tensor:
     """Of integers below 2^24."""
-    return ((x.float().view(torch.int32) >> 23) - 126).clamp(min=0)
+    return ((x & -x).float().view(torch.int32).long() >> 23) - 127
 
 
-def _power(exponent: Tensor) -> Tensor:
-    """2^(exponent - 127); 0 where that is no normal number."""
-    return (exponent.clamp(min=0) << 23).view(torch.float32)
+def _raw_words(chunks: Tensor) -> Tensor:
+    """In the order in which the device has the bytes of a number: the lower half first."""
+    return chunks.contiguous().view(torch.int32)
 
 
-def _int16(x: Tensor) -> Tensor:
-    """The low 16 bits."""
-    return (x - ((x >> 15 & 1) << 16)).to(torch.int16)
+def _int32(x: Tensor) -> Tensor:
+    """The low 32 bits."""
+    return (x - ((x >> 31 & 1) << 32)).to(torch.int32)
 
 
 def check_bounded(kept: BoundedParts, n: int, dtype: torch.dtype) -> None:
     extent = Extent(n, dtype.itemsize)
     found = (kept.heads.numel(), kept.places.numel(), kept.bound.numel())
-    if found != (extent.heads, extent.places, 1):
+    if found != (extent.chunks, extent.places, 1):
         raise SpecError(
-            f"expected {extent.heads} heads, {extent.places} places and one bound for {n} elements, found {found}"
+            f"expected {extent.chunks} heads, {extent.places} places and one bound for {n} elements, found {found}"
         )
