@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 from slimgrad.kernels import reference_bounds
-from slimgrad.kernels.bound_tiles import pack_kernel, unpack_kernel
+from slimgrad.kernels.bound_pack import pack_kernel
+from slimgrad.kernels.bound_unpack import unpack_kernel
 from slimgrad.kernels.bounds import LEAST_BOUND, LEAST_SLACK, MANTISSA, MOST_ELEMENTS, TILE, Coding, Extent
 from slimgrad.kernels.geometry import Layout, check_dense
+from slimgrad.kernels.halves import is_native
 from slimgrad.kernels.launch import Launch, multiprocessors
 from slimgrad.kernels.reference_bounds import BoundedParts, check_bounded
 
-PACKING = 16
-"""Programs for each multiprocessor that pack."""
+PACKING, UNPACKING = 16, 32
+"""Programs for each multiprocessor. What those that pack have at hand, 16 KiB each, is read twice: the second time from
+the cache, if they are not too many.
+"""
 EXACT: dict[str, Any] = {"enable_fp_fusion": False, "num_warps": 1}
 """Numbers are the same as the reference's only if a product and a sum are two operations."""
 
@@ -35,7 +39,7 @@ def pack_bounded(x: Tensor, bound: Tensor, how: Coding, capacity: int | None = N
     places = torch.zeros(extent.places, dtype=torch.int32, device=device)
     programs = min(extent.tiles, PACKING * multiprocessors(device))
     scratch = torch.empty(programs * TILE // 2, dtype=torch.int32, device=device)
-    _packing(x.numel(), x.dtype, how, programs)(x, words, heads, places, bound, scratch, room)
+    _packing(x.numel(), x.dtype, how, device, programs)(x, words, heads, places, bound, scratch, room)
     return BoundedParts(words, heads, places, bound)
 
 
@@ -45,26 +49,29 @@ def unpack_bounded(kept: BoundedParts, layout: Layout, how: Coding) -> Tensor:
     if not _serves(layout.dtype, n):
         return reference_bounds.unpack_bounded(kept, layout, how)
     out = layout.empty()
-    _unpacking(n, layout.dtype, how)(kept.words, out, kept.heads, kept.places, kept.bound)
+    _unpacking(n, layout.dtype, how, out.device)(kept.words, out, kept.heads, kept.places, kept.bound)
     return out
 
 
 @lru_cache(maxsize=4096)
-def _packing(n: int, dtype: torch.dtype, how: Coding, programs: int) -> Launch:
-    limits = torch.finfo(dtype).max, LEAST_BOUND[dtype], LEAST_SLACK[dtype]
+def _packing(n: int, dtype: torch.dtype, how: Coding, device: torch.device, programs: int) -> Launch:
+    limits = MANTISSA[dtype], torch.finfo(dtype).max, LEAST_BOUND[dtype], LEAST_SLACK[dtype]
     tiles = Extent(n, dtype.itemsize).tiles
-    return Launch(pack_kernel, programs, n, tiles, MANTISSA[dtype], *limits, *_how(dtype, how), *how.tries, **EXACT)
+    constants = *_format(dtype, how, device), *limits, how.between, *how.tries
+    return Launch(pack_kernel, programs, n, tiles, *constants, **EXACT)
 
 
 @lru_cache(maxsize=4096)
-def _unpacking(n: int, dtype: torch.dtype, how: Coding) -> Launch:
+def _unpacking(n: int, dtype: torch.dtype, how: Coding, device: torch.device) -> Launch:
     tiles = Extent(n, dtype.itemsize).tiles
-    return Launch(unpack_kernel, tiles, n, MANTISSA[dtype], *_how(dtype, how), how.tries[1], **EXACT)
+    programs = min(tiles, UNPACKING * multiprocessors(device))
+    constants = *_format(dtype, how, device), how.between, how.zeros and how.dither, how.tries[1]
+    return Launch(unpack_kernel, programs, n, tiles, *constants, **EXACT)
 
 
-def _how(dtype: torch.dtype, how: Coding) -> tuple[int, int, bool, bool, bool]:
+def _format(dtype: torch.dtype, how: Coding, device: torch.device) -> tuple[int, int, bool, bool]:
     extent = Extent(0, dtype.itemsize)
-    return extent.raw_words, extent.length_shift, how.between, how.zeros, how.dither
+    return extent.raw_words, extent.length_shift, how.dither, is_native(device)
 
 
 def _serves(dtype: torch.dtype, n: int) -> bool:

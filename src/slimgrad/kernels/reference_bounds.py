@@ -12,10 +12,10 @@ from torch.nn.functional import pad
 
 from slimgrad.errors import SpecError
 from slimgrad.kernels.bounds import (
+    AHEAD_SPARE,
     CHUNK,
     COVERED_LEVELS,
     HAS_ZEROS,
-    INCREMENT,
     LANES,
     LEAST_BOUND,
     LEAST_MIDDLE,
@@ -29,6 +29,7 @@ from slimgrad.kernels.bounds import (
     MOST_LEVEL,
     MULTIPLIER,
     ONE_BITS,
+    PLAIN_SPARE,
     PREDICTED,
     SIGNED,
     STATE_MASK,
@@ -139,11 +140,11 @@ def _planned(x: Tensor, bound: Tensor, how: Coding, dtype: torch.dtype) -> Plan:
     empty = plain.largest == 0 if how.between else plain.largest * inverse + 0.5 < 1
     empty &= usable | (plain.largest == 0)
     signed, zeros = plain.minus, plain.some < CHUNK
-    k = rice(plain, inverse, signed, 2.0)
+    k = rice(plain, inverse, signed, PLAIN_SPARE)
     predicted = torch.zeros_like(signed)
     if how.tries[1]:
         ahead = _look(x - pad(x, (1, 0))[:, :-1], 0.0)
-        ahead_k = rice(ahead, inverse, torch.ones_like(signed), 5.0)
+        ahead_k = rice(ahead, inverse, torch.ones_like(signed), AHEAD_SPARE)
         predicted = torch.ones_like(signed)
         if how.tries[0]:
             yes = torch.ones_like(signed)
@@ -197,8 +198,9 @@ def _cost(look: Look, inverse: Tensor, k: Tensor, signed: Tensor, zeros: Tensor)
 
 def _numbers(x: Tensor, step: Tensor, offset: Tensor | float, how: Coding) -> Tensor:
     """With their signs."""
-    inverse = torch.where(step > 0, 1 / step, 0)[:, None]
-    sizes = (x.abs() * inverse + offset).nan_to_num(0).clamp(max=2 * LIMIT).int()
+    inverse = torch.where(step > 0, 1 / step, 0)[:, None].double()
+    sizes = (x.abs().double() * inverse + offset).float()  # as if rounded once
+    sizes = sizes.nan_to_num(0).clamp(max=2 * LIMIT).int()
     if how.between:
         sizes = sizes.masked_fill(x == 0, 0)
     return torch.where(x < 0, -sizes, sizes)
@@ -264,7 +266,9 @@ def _read(heads: Tensor, lengths: Tensor, begin: Tensor, words: Tensor) -> Tenso
     at, before, columns = begin * WORD_BITS, torch.zeros_like(k), []
     for _ in range(CHUNK):
         place = at // WORD_BITS
-        low, high = (words[(place + i).clamp(max=last)].long() & 0xFFFFFFFF if len(words) else place * 0 for i in (0, 1))
+        low, high = (
+            words[(place + i).clamp(max=last)].long() & 0xFFFFFFFF if len(words) else place * 0 for i in (0, 1)
+        )
         window = (high & 0x7FFFFFFF) << WORD_BITS | low
         window >>= at & WORD_BITS - 1
         ahead = _trailing_zeros(window & 0xFFFF)
@@ -294,20 +298,14 @@ def offsets(first: int, chunks: int, how: Coding, device: torch.device) -> Tenso
     if not how.dither:
         return 1.0 if how.between else 0.5
     number = torch.arange(chunks, device=device) + first // CHUNK
-    factor, term = _powers()
-    state = hashed(number * GOLDEN & 0xFFFFFFFF)[:, None] * factor.to(device) + term.to(device)
+    state = (hashed(number * GOLDEN & 0xFFFFFFFF) | 1)[:, None] * _powers().to(device)
     return (state & STATE_MASK | ONE_BITS).int().view(torch.float32)
 
 
 @lru_cache(maxsize=1)
-def _powers() -> tuple[Tensor, Tensor]:
-    """From the first of a chunk's states to each of them, modulo 2^23: a factor and what is added."""
-    found = [(1, 0)]
-    for _ in range(CHUNK - 1):
-        factor, term = found[-1]
-        found.append((factor * MULTIPLIER & STATE_MASK, (term * MULTIPLIER + INCREMENT) & STATE_MASK))
-    factors, terms = torch.tensor(found).t()
-    return factors, terms
+def _powers() -> Tensor:
+    """From the first of a chunk's states to each of them, modulo 2^23."""
+    return torch.tensor([pow(MULTIPLIER, power, STATE_MASK + 1) for power in range(CHUNK)])
 
 
 def _trailing_zeros(x: Tensor) -> Tensor:
