@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import ITSELF, Blocks, Bounded, Codec, Demand, FewBit, Keep, Lossless, Quant, TopK
+from slimgrad.codecs import ITSELF, Blocks, Bounded, Channels, Codec, Demand, FewBit, Keep, Lossless, Quant, TopK
 from slimgrad.spec import Need
 from slimgrad.tables.functions import named
 
@@ -178,6 +178,24 @@ BOUNDEDS = (
     Bounded(bound=0.1, dither=True),
 )
 
+
+
+def channels_kept(codec: Channels) -> Callable[[Tensor, Tensor], bool]:
+    """These channels are what they were, the others zero."""
+
+    def delivers(before: Tensor, after: Tensor) -> bool:
+        if not before.dim():
+            return equal(before if codec.indices else before * 0, after)
+        at = torch.zeros(before.shape[min(codec.dim, before.dim() - 1)], dtype=torch.bool)
+        at[list(codec.indices) if len(at) else []] = True
+        kept = at.view([-1 if d == min(codec.dim, before.dim() - 1) else 1 for d in range(before.dim())])
+        return equal(torch.where(kept, before, torch.zeros_like(before)), after)
+
+    return delivers
+
+
+CHANNELS = (Channels(), Channels(indices=(0,)), Channels(indices=(0,), dim=0), Channels(dim=2))
+
 CASES: tuple[Case, ...] = (
     Case("keep", Keep(), dtypes=(*FLOATS, torch.int64, torch.bool)),
     Case("lossless itself", Lossless(), dtypes=(*FLOATS, torch.int64, torch.bool)),
@@ -218,5 +236,6 @@ CASES: tuple[Case, ...] = (
         for codec in TOPKS
     ),
     *(Case(repr(codec), codec, Demand(need=Need.OPERAND), delivers=strongest_kept(codec)) for codec in BLOCKS),
+    *(Case(repr(codec), codec, Demand(need=Need.OPERAND), delivers=channels_kept(codec)) for codec in CHANNELS),
     Case("lossless bool", Lossless(), Demand(need=Need.MASK, fn="bool"), dtypes=(torch.bool,)),
 )

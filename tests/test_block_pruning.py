@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import slimgrad as sg
 from slimgrad.codecs import Blocks, Demand
 from slimgrad.ops import block_size
-from slimgrad.ops.operands import BlockOperand
+from slimgrad.ops.block_operand import BlockOperand
 from slimgrad.rules import AnyOf, Rule
 from tests.models import PRODUCTS, Behind, Projections, mlp, one_backward, read_by, step
 from tests.zoo import ZOO, Entry, assert_only_weights_of_products_differ

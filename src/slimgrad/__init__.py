@@ -1,6 +1,6 @@
 """slimgrad: train bigger models on the memory you have, by keeping less between forward and backward."""
 
-from slimgrad.codecs import Blocks, Bounded, Codec, FewBit, Keep, Lossless, Packed, Quant, TopK
+from slimgrad.codecs import Blocks, Bounded, Channels, Codec, FewBit, Keep, Lossless, Packed, Quant, TopK
 from slimgrad.errors import (
     BatchError,
     DoubleBackwardError,
@@ -27,6 +27,7 @@ __all__ = [
     "BlockPruning",
     "Blocks",
     "Bounded",
+    "Channels",
     "Codec",
     "Comet",
     "DoubleBackwardError",

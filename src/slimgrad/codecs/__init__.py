@@ -8,6 +8,7 @@ from typing import Any
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed
 from slimgrad.codecs.blocks import Blocks
 from slimgrad.codecs.bounded import Bounded
+from slimgrad.codecs.channels import Channels
 from slimgrad.codecs.fewbit import FewBit
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
@@ -24,6 +25,7 @@ CODECS: dict[str, type[Codec]] = {
     "TopK": TopK,
     "Blocks": Blocks,
     "Bounded": Bounded,
+    "Channels": Channels,
 }
 
 
@@ -40,6 +42,7 @@ __all__ = [
     "ITSELF",
     "Blocks",
     "Bounded",
+    "Channels",
     "Codec",
     "Demand",
     "FewBit",

@@ -33,7 +33,7 @@ class Blocks(Codec):
     for zero, but for the mean of its column over 16 rows; any power of two up to the rows of a block will do. With
     `sample=4` norms are taken from every fourth row: less exact, in less time. With `unbiased=True` blocks are drawn,
     the strong more often, and scaled so that gradients are right on average. The gradient of a weight is computed from
-    what is kept itself (ops/operands.py).
+    what is kept itself (ops/block_operand.py).
     """
 
     keep: float = 0.1

@@ -1,37 +1,48 @@
-"""What a product of backward is handed in the place of a tensor that was kept in blocks.
+"""What a product of backward is handed in the place of a tensor of which only a part was kept.
 
 NOTE [A product that multiplies what is packed]
-An unpack hook may return any tensor, and autograd's formula for dW hands it to `mm`. So a wrapper that holds nothing
-but blocks reaches that product, and takes its place: the forward and the gradient that flows on are stock PyTorch, bit
-for bit, wherever in a model a linear layer, an F.linear or a 1x1 convolution is called. Any other op that is called on
-the wrapper gets the tensor itself, put together again.
+An unpack hook may return any tensor, and autograd's formula for dW hands it to `mm` or to `convolution_backward`. So a
+wrapper that holds nothing but what is packed reaches that product, and takes its place: the forward and the gradient
+that flows on are stock PyTorch, bit for bit, wherever in a model a linear layer, an F.linear or a convolution is
+called. Any other op that is called on the wrapper gets the tensor itself, put together again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from slimgrad.codecs import Blocks, Codec, Packed
+from slimgrad.codecs import Codec, Packed
 
 aten = torch.ops.aten
 
 
-class BlockOperand(Tensor):
-    """Stands for a tensor kept in blocks, or its transpose."""
+class Convolution(NamedTuple):
+    """What `convolution_backward` is told, but for tensors and what is wanted."""
 
-    codec: Blocks
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+
+
+class Operand(Tensor):
+    """Stands for a tensor of which a part is packed, or for its transpose."""
+
+    codec: Codec
     packed: Packed
     turned: bool
 
     @staticmethod
-    def __new__(cls, codec: Blocks, packed: Packed, turned: bool = False) -> BlockOperand:
+    def __new__(cls, codec: Codec, packed: Packed, turned: bool = False) -> Operand:
         layout = packed.layout
-        shape, stride = tuple(layout.shape), layout.stride
+        shape, stride = cls.visible(packed)
         if turned:
             shape, stride = shape[::-1], stride[::-1]
         made = Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=layout.dtype, device=layout.device)
@@ -46,56 +57,65 @@ class BlockOperand(Tensor):
         found = NotImplemented if shortcut is None else shortcut(*args, **(kwargs or {}))
         if found is not NotImplemented:
             return found
-        return op(*tree_map_only(BlockOperand, _whole, args), **tree_map_only(BlockOperand, _whole, kwargs or {}))
+        return op(*tree_map_only(Operand, _whole, args), **tree_map_only(Operand, _whole, kwargs or {}))
+
+    @staticmethod
+    def visible(packed: Packed) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides that autograd sees."""
+        return tuple(packed.layout.shape), packed.layout.stride
 
     def whole(self) -> Tensor:
         """The tensor itself, with zeros for what was dropped."""
         found = self.codec.unpack(self.packed)
         return found.t() if self.turned else found
 
-    def product(self, dy: Tensor, turned: bool = False) -> Tensor:
-        """dY^T X, or X^T dY."""
-        return self.packed.extra.product(self.packed.payload, dy, turned)  # type: ignore[no-any-return]
+    def product(self, dy: Tensor, turned: bool = False) -> Any:
+        """dY^T X, or X^T dY; NotImplemented where it takes the tensor itself."""
+        return NotImplemented
+
+    def kernels(self, dy: Tensor, weight: Tensor, how: Convolution) -> Any:
+        """The gradient of a convolution's weight, likewise."""
+        return NotImplemented
 
     def __repr__(self) -> str:  # type: ignore[override]
-        return f"BlockOperand({self.codec!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
+        return f"{type(self).__name__}({self.codec!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-def _whole(operand: BlockOperand) -> Tensor:
+def _whole(operand: Operand) -> Tensor:
     return operand.whole()
 
 
 # --- shortcuts; NotImplemented where the tensor itself is needed ------------------------------------------------------
 
 
-def _detach(operand: BlockOperand) -> BlockOperand:
-    return BlockOperand(operand.codec, operand.packed, operand.turned)
+def _detach(operand: Operand) -> Operand:
+    return type(operand)(operand.codec, operand.packed, operand.turned)
 
 
-def _t(operand: BlockOperand) -> BlockOperand:
-    return BlockOperand(operand.codec, operand.packed, not operand.turned)
+def _t(operand: Operand) -> Operand:
+    return type(operand)(operand.codec, operand.packed, not operand.turned)
 
 
 def _mm(a: Tensor, b: Tensor) -> Any:
     """dY^T X, which autograd asks for where a weight is [outputs, inputs]; X^T dY where it is [inputs, outputs]."""
-    if isinstance(b, BlockOperand) and not b.turned and not isinstance(a, BlockOperand):
+    if isinstance(b, Operand) and not b.turned and not isinstance(a, Operand):
         return b.product(a.t())
-    if isinstance(a, BlockOperand) and a.turned and not isinstance(b, BlockOperand):
+    if isinstance(a, Operand) and a.turned and not isinstance(b, Operand):
         return a.product(b, turned=True)
     return NotImplemented
 
 
 def _convolution_backward(dy: Tensor, x: Tensor, weight: Tensor, biases: Any, *how: Any) -> Any:
-    """A 1x1 convolution is a product at each position; its other gradients need nothing of x but its layout."""
-    stride, padding, _, transposed, _, groups, wanted = how
-    one = all(size == 1 for size in weight.shape[2:])
-    plain = not transposed and groups == 1 and set(stride) == {1} and set(padding) == {0}
-    if not (isinstance(x, BlockOperand) and one and plain and wanted[1] and dy.dim() >= 4):
+    """The other gradients need nothing of x but its layout."""
+    wanted = how[-1]
+    dw = x.kernels(dy, weight, Convolution(*how[:-1])) if isinstance(x, Operand) and wanted[1] else NotImplemented
+    if dw is NotImplemented:
         return NotImplemented
-    others = [wanted[0], False, wanted[2]]
-    dx, _, db = aten.convolution_backward(dy, x.packed.layout.empty(), weight, biases, *how[:-1], others)
-    dw = x.product(dy.movedim(1, -1).reshape(-1, dy.shape[1]))
-    return dx, torch.empty_like(weight).copy_(dw.view(weight.shape)), db
+    dx = db = None
+    if wanted[0] or wanted[2]:
+        others = [wanted[0], False, wanted[2]]
+        dx, _, db = aten.convolution_backward(dy, x.packed.layout.empty(), weight, biases, *how[:-1], others)
+    return dx, dw, db
 
 
 SHORTCUTS: dict[Any, Callable[..., Any]] = {
@@ -104,10 +124,3 @@ SHORTCUTS: dict[Any, Callable[..., Any]] = {
     aten.mm.default: _mm,
     aten.convolution_backward.default: _convolution_backward,
 }
-
-
-def reader(codec: Codec) -> Callable[[Packed], Tensor]:
-    """How backward reads what this codec packed."""
-    if isinstance(codec, Blocks):
-        return lambda packed: BlockOperand(codec, packed)
-    return codec.unpack

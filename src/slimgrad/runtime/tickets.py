@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from slimgrad.codecs import Codec, Demand, Packed
 from slimgrad.errors import DoubleBackwardError, SavedTensorModifiedError, SiteChangedError
-from slimgrad.ops.operands import reader
+from slimgrad.ops.reading import reader
 from slimgrad.runtime import needs
 from slimgrad.spec import Need, Site
 
