@@ -186,15 +186,16 @@ def channels_kept(codec: Channels) -> Callable[[Tensor, Tensor], bool]:
     def delivers(before: Tensor, after: Tensor) -> bool:
         if not before.dim():
             return equal(before if codec.indices else before * 0, after)
-        at = torch.zeros(before.shape[min(codec.dim, before.dim() - 1)], dtype=torch.bool)
+        dim = min(codec.dim, before.dim() - 1) % before.dim()
+        at = torch.zeros(before.shape[dim], dtype=torch.bool)
         at[list(codec.indices) if len(at) else []] = True
-        kept = at.view([-1 if d == min(codec.dim, before.dim() - 1) else 1 for d in range(before.dim())])
+        kept = at.view([-1 if d == dim else 1 for d in range(before.dim())])
         return equal(torch.where(kept, before, torch.zeros_like(before)), after)
 
     return delivers
 
 
-CHANNELS = (Channels(), Channels(indices=(0,)), Channels(indices=(0,), dim=0), Channels(dim=2))
+CHANNELS = (Channels(), Channels(indices=(0,)), Channels(indices=(0,), dim=0), Channels(indices=(0,), dim=-1))
 
 CASES: tuple[Case, ...] = (
     Case("keep", Keep(), dtypes=(*FLOATS, torch.int64, torch.bool)),

@@ -140,7 +140,7 @@ def test_under_autocast_gradients_are_those_of_low_precision() -> None:
         ({"indices": (-1,)}, "from 0 on"),
         ({"indices": 3}, "found 3"),
         ({"indices": (0.5,)}, "from 0 on"),
-        ({"dim": -1}, "dim must be a dimension from 0 on, found -1"),
+        ({"dim": -2}, "dim must be a dimension from 0 on, or -1 for the last; found -2"),
     ],
 )
 def test_what_names_no_channels_is_refused(settings: dict[str, object], message: str) -> None:
@@ -155,7 +155,7 @@ def test_a_channel_that_is_not_there_is_refused() -> None:
 
 def test_many_indices_are_not_all_printed_but_all_written() -> None:
     codec = sg.Channels(indices=tuple(range(0, 100, 2)))
-    assert repr(codec) == "Channels(indices=(0, 2, 4, 6, 8, 10, ... 50 in all), dim=1)"
+    assert repr(codec) == "Channels(<50 indices>)"
     assert sg.Channels.from_json(codec.to_json()) == codec
     assert sg.Channels(indices=(5, 2)).indices == (2, 5)
 

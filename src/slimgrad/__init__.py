@@ -13,8 +13,21 @@ from slimgrad.errors import (
     UnsupportedModelError,
 )
 from slimgrad.ops import FewBitFunction, GatedFunction, fewbit_function, gated_function
-from slimgrad.profiler import grad_error, profile
-from slimgrad.recipes import BlockPruning, Comet, DropIT, block_pruning, comet, dropit, fewbit
+from slimgrad.profiler import grad_error, profile, trady_rank
+from slimgrad.recipes import (
+    BlockPruning,
+    ChannelChoice,
+    Comet,
+    DropIT,
+    LayerRank,
+    Ranking,
+    Trady,
+    block_pruning,
+    comet,
+    dropit,
+    fewbit,
+    trady,
+)
 from slimgrad.rules import Rule
 from slimgrad.runtime.run import Run, apply
 from slimgrad.spec import GradError, Need, ParameterError, Profile, Report, Site, Storage
@@ -27,6 +40,7 @@ __all__ = [
     "BlockPruning",
     "Blocks",
     "Bounded",
+    "ChannelChoice",
     "Channels",
     "Codec",
     "Comet",
@@ -37,12 +51,14 @@ __all__ = [
     "GatedFunction",
     "GradError",
     "Keep",
+    "LayerRank",
     "Lossless",
     "Need",
     "Packed",
     "ParameterError",
     "Profile",
     "Quant",
+    "Ranking",
     "Report",
     "Rule",
     "RuleError",
@@ -56,6 +72,7 @@ __all__ = [
     "Storage",
     "Table",
     "TopK",
+    "Trady",
     "UnsupportedModelError",
     "apply",
     "block_pruning",
@@ -67,4 +84,6 @@ __all__ = [
     "gated_function",
     "grad_error",
     "profile",
+    "trady",
+    "trady_rank",
 ]

@@ -16,15 +16,16 @@ from slimgrad.kernels import Layout
 from slimgrad.kernels.channels import select
 from slimgrad.spec import Need
 
-SHOWN = 12
-"""Indices that are printed; of more, the first few."""
+LAST = -1
+SHOWN = 8
+"""Indices that are printed; of more, how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Channels(Codec):
-    """Channels with these indices, of dimension `dim` (of the last, where there are not as many); the others become
-    zero. The gradient of a weight is computed from what is kept itself (ops/channel_operand.py), and is zero for all
-    other channels.
+    """Channels with these indices, of dimension `dim` (the last, where that is -1 or there are not as many); the others
+    become zero. The gradient of a weight is computed from what is kept itself (ops/channel_operand.py), and is zero for
+    all other channels.
     """
 
     indices: tuple[int, ...] = ()
@@ -34,8 +35,8 @@ class Channels(Codec):
         found = tuple(self.indices) if isinstance(self.indices, Sequence) else (None,)
         if any(type(i) is not int or i < 0 for i in found) or len(set(found)) != len(found):
             raise SpecError(f"Channels: indices must be channel numbers from 0 on, each once; found {self.indices!r}")
-        if type(self.dim) is not int or self.dim < 0:
-            raise SpecError(f"Channels: dim must be a dimension from 0 on, found {self.dim!r}")
+        if type(self.dim) is not int or self.dim < LAST:
+            raise SpecError(f"Channels: dim must be a dimension from 0 on, or -1 for the last; found {self.dim!r}")
         object.__setattr__(self, "indices", tuple(sorted(found)))
         object.__setattr__(self, "_hash", hash((self.indices, self.dim)))  # thousands of indices take 10 us each time
 
@@ -67,27 +68,28 @@ class Channels(Codec):
         return count
 
     def dimension(self, shape: Sequence[int]) -> int:
-        return min(self.dim, max(len(shape) - 1, 0))
+        last = max(len(shape) - 1, 0)
+        return last if self.dim == LAST else min(self.dim, last)
 
     def __repr__(self) -> str:
         if len(self.indices) <= SHOWN:
             return super().__repr__()
-        first = ", ".join(map(str, self.indices[: SHOWN // 2]))
-        return f"Channels(indices=({first}, ... {len(self.indices)} in all), dim={self.dim})"
+        return f"Channels(<{len(self.indices)} indices>)"
 
 
 class Selection(NamedTuple):
     """Channels of tensors of one layout."""
 
     dim: int
-    index: Tensor
+    places: Tensor
+    """On the tensors' device, for all of them: no part of what each holds."""
 
     def keep(self, x: Tensor) -> Tensor:
-        return select(x if x.dim() else x.view(1), self.dim, self.index)
+        return select(x if x.dim() else x.view(1), self.dim, self.places)
 
     def put_back(self, kept: Tensor, layout: Layout) -> Tensor:
         found = layout.empty().zero_()
-        (found if found.dim() else found.view(1)).index_copy_(self.dim, self.index, kept)
+        (found if found.dim() else found.view(1)).index_copy_(self.dim, self.places, kept)
         return found
 
 

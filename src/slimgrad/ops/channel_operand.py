@@ -33,28 +33,29 @@ class ChannelOperand(Operand):
         return self.packed.payload[0]
 
     @property
-    def index(self) -> Tensor:
-        return self.packed.extra.index  # type: ignore[no-any-return]
+    def places(self) -> Tensor:
+        """Which channels are kept."""
+        return self.packed.extra.places  # type: ignore[no-any-return]
 
     def product(self, dy: Tensor, turned: bool = False) -> Any:
         if self.packed.extra.dim != 1:
             return NotImplemented
         channels = self.packed.layout.shape[1]
         if turned:
-            return dy.new_zeros(channels, dy.shape[1]).index_copy_(0, self.index, self.kept.t() @ dy)
-        return dy.new_zeros(dy.shape[1], channels).index_copy_(1, self.index, dy.t() @ self.kept)
+            return dy.new_zeros(channels, dy.shape[1]).index_copy_(0, self.places, self.kept.t() @ dy)
+        return dy.new_zeros(dy.shape[1], channels).index_copy_(1, self.places, dy.t() @ self.kept)
 
     def kernels(self, dy: Tensor, weight: Tensor, how: Convolution) -> Any:
         if self.packed.extra.dim != 1:
             return NotImplemented
-        if not len(self.index):
+        if not len(self.places):
             return torch.zeros_like(weight)
         of = Kernels(self.packed.layout.shape[1], how.groups, how.transposed)
         if of.per_group == 1 and of.groups > 1 and not how.transposed:
-            part = _depthwise(self.kept, dy, weight, how, self.index)
+            part = _depthwise(self.kept, dy, weight, how, self.places)
         else:
             part = _by_groups(self.kept, dy, weight, how, self._members(of))
-        return of.spread(weight, self.index, part)
+        return of.spread(weight, self.places, part)
 
     def _members(self, of: Kernels) -> list[int]:
         """How many of the channels each group has; of what the host knows, so that nobody waits for the device."""

@@ -108,7 +108,9 @@ def _mm(a: Tensor, b: Tensor) -> Any:
 def _convolution_backward(dy: Tensor, x: Tensor, weight: Tensor, biases: Any, *how: Any) -> Any:
     """The other gradients need nothing of x but its layout."""
     wanted = how[-1]
-    dw = x.kernels(dy, weight, Convolution(*how[:-1])) if isinstance(x, Operand) and wanted[1] else NotImplemented
+    if not isinstance(x, Operand) or not wanted[1]:
+        return NotImplemented
+    dw = x.kernels(dy, weight, Convolution(*how[:-1]))
     if dw is NotImplemented:
         return NotImplemented
     dx = db = None

@@ -2,5 +2,6 @@
 
 from slimgrad.profiler.grad_error import grad_error
 from slimgrad.profiler.profile import profile
+from slimgrad.profiler.trady_rank import trady_rank
 
-__all__ = ["grad_error", "profile"]
+__all__ = ["grad_error", "profile", "trady_rank"]

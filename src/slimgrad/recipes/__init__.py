@@ -10,10 +10,16 @@ from slimgrad.recipes.block_pruning import BlockPruning, block_pruning
 from slimgrad.recipes.comet import Comet, comet
 from slimgrad.recipes.dropit import DropIT, dropit
 from slimgrad.recipes.fewbit import fewbit
+from slimgrad.recipes.trady import ChannelChoice, LayerRank, Ranking, Trady, trady
 from slimgrad.rules import Recipe
 from slimgrad.rules.wording import called
 
-RECIPES: dict[str, Callable[..., Recipe]] = {"dropit": dropit, "block_pruning": block_pruning, "comet": comet}
+RECIPES: dict[str, Callable[..., Recipe]] = {
+    "dropit": dropit,
+    "block_pruning": block_pruning,
+    "comet": comet,
+    "trady": trady,
+}
 """Those that a text may name. `fewbit` needs no model: its rules are made at once, and a text names its codec."""
 
 
@@ -28,4 +34,19 @@ def recipe_from(text: Any) -> Recipe | None:
         raise RuleError(f"cannot read {text!r}: {error}") from error
 
 
-__all__ = ["RECIPES", "BlockPruning", "Comet", "DropIT", "block_pruning", "comet", "dropit", "fewbit", "recipe_from"]
+__all__ = [
+    "RECIPES",
+    "BlockPruning",
+    "ChannelChoice",
+    "Comet",
+    "DropIT",
+    "LayerRank",
+    "Ranking",
+    "Trady",
+    "block_pruning",
+    "comet",
+    "dropit",
+    "fewbit",
+    "recipe_from",
+    "trady",
+]

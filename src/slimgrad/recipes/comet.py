@@ -16,8 +16,6 @@ so that a layer whose bound hardly moves keeps its codec, and the sizes that it 
 from __future__ import annotations
 
 import math
-import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,9 +28,10 @@ from torch.utils.hooks import RemovableHandle
 
 from slimgrad.codecs import Bounded, Codec, Lossless, codec_from_dict
 from slimgrad.errors import SpecError
+from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.noise import allowed_bound, mean_size, norm, variance_by
 from slimgrad.recipes.pruning import check_shared, products, skip_names, skipped_paths
-from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules
+from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules, Shapes
 from slimgrad.spec.values import checked_body, tuples
 
 START = 1e-3
@@ -70,8 +69,8 @@ class Comet(Recipe):
     def stages(self, model: nn.Module) -> Mapping[int, Rules]:
         return {0: self.rules(self.layers(model), {})}
 
-    def controller(self, model: nn.Module) -> CometController:
-        return CometController(self, {path: model.get_submodule(path) for path in self.layers(model)})
+    def controller(self, model: nn.Module, optimizer: Optimizer | None) -> CometController:
+        return CometController(self, {path: model.get_submodule(path) for path in self.layers(model)}, optimizer)
 
     def layers(self, model: nn.Module) -> list[str]:
         """The products that are treated."""
@@ -112,9 +111,10 @@ class Seen:
 class CometController(Controller):
     """Bounds that follow the momentum."""
 
-    def __init__(self, recipe: Comet, layers: Mapping[str, nn.Module]) -> None:
+    def __init__(self, recipe: Comet, layers: Mapping[str, nn.Module], optimizer: Optimizer | None) -> None:
         self.recipe = recipe
         self.layers = layers
+        self._optimizer = optimizer
         self.bounds: dict[str, float] = {}
         self.interval = 1
         self.next = 0
@@ -152,15 +152,15 @@ class CometController(Controller):
             handle.remove()
         self._handles.clear()
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, shapes: Shapes) -> None:
         if step != self._step:
             self._seen.clear()
         self._inputs.clear()
         self._step = step
 
-    def end(self, optimizer: Optimizer | None) -> None:
+    def end(self) -> None:
         """A step was taken: if statistics were, bounds follow."""
-        found = {path: self._allowed(path, seen, optimizer) for path, seen in self._seen.items() if seen.variances}
+        found = {path: self._allowed(path, seen) for path, seen in self._seen.items() if seen.variances}
         known = {path: bound for path, bound in found.items() if bound is not None}
         if known:
             values = torch.stack(list(known.values())).tolist()  # the one time the host waits
@@ -202,19 +202,20 @@ class CometController(Controller):
         elif path in self._lacking:
             self._momenta[path] = weight.grad.detach().clone()
 
-    def _allowed(self, path: str, seen: Seen, optimizer: Optimizer | None) -> Tensor | None:
+    def _allowed(self, path: str, seen: Seen) -> Tensor | None:
         """The bound with which the noise is as large as it may be; None without a gradient or a momentum."""
         weight = _weight(self.layers[path])
-        size = self._momentum(path, weight, optimizer)
+        size = self._momentum(path, weight)
         if size is None or seen.accumulated is None:
             return None
         changed = torch.ones_like(seen.accumulated)
-        if optimizer is not None and weight.grad is not None:
+        if self._optimizer is not None and weight.grad is not None:
             changed = norm(weight.grad) / seen.accumulated
         return allowed_bound(self.recipe.target * size / changed.nan_to_num(1.0), seen.variances)
 
-    def _momentum(self, path: str, weight: Tensor, optimizer: Optimizer | None) -> Tensor | None:
+    def _momentum(self, path: str, weight: Tensor) -> Tensor | None:
         """Its mean magnitude."""
+        optimizer = self._optimizer
         state = {} if optimizer is None else optimizer.state.get(weight, {})
         if state.get("momentum_buffer") is not None:
             return mean_size(state["momentum_buffer"])
@@ -244,50 +245,23 @@ class CometController(Controller):
         self._rules = self.recipe.rules(self.layers, bounds)
 
 
-class _Hook(ABC):
-    """On a layer or its weight; on a copy of the model it is inert. It does not keep the controller alive, for what
-    hangs on a parameter is no place for a cycle.
-    """
-
-    def __init__(self, controller: CometController | None, path: str) -> None:
-        self._controller = None if controller is None else weakref.ref(controller)
-        self.path = path
-
-    @property
-    def controller(self) -> CometController | None:
-        return None if self._controller is None else self._controller()
-
-    @property
-    def is_inert(self) -> bool:
-        return self._controller is None
-
-    @abstractmethod
-    def __call__(self, *args: Any) -> None: ...
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> _Hook:
-        return type(self)(None, self.path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (None, self.path)
-
-
-class _Look(_Hook):
+class _Look(Hook[CometController]):
     """A forward hook that looks at a layer where that is asked for."""
 
     def __call__(self, *args: Any) -> None:
         _, inputs, output = args
-        controller = self.controller
+        controller = self.owner
         if controller is None or not controller.looks or not torch.is_grad_enabled():
             return
         if inputs and isinstance(output, Tensor):
             controller.look(self.path, inputs[0], output)
 
 
-class _Accumulated(_Hook):
+class _Accumulated(Hook[CometController]):
     """A hook on a weight whose gradient was accumulated."""
 
     def __call__(self, *args: Any) -> None:
-        controller = self.controller
+        controller = self.owner
         if controller is not None:
             controller.accumulated(self.path, args[0])
 

@@ -1,17 +1,7 @@
 """Rules: which codec goes where, in Python and as text; and the recipes' contract."""
 
-from slimgrad.rules.rule import (
-    AnyOf,
-    Controller,
-    InputOf,
-    Operands,
-    Recipe,
-    Rule,
-    Rules,
-    as_rules,
-    check_against_model,
-    path_matches,
-)
+from slimgrad.rules.recipe import Controller, Recipe, Shapes
+from slimgrad.rules.rule import AnyOf, InputOf, Operands, Rule, Rules, as_rules, check_against_model, path_matches
 
 __all__ = [
     "AnyOf",
@@ -21,6 +11,7 @@ __all__ = [
     "Recipe",
     "Rule",
     "Rules",
+    "Shapes",
     "as_rules",
     "check_against_model",
     "path_matches",

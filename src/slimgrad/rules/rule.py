@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
-from torch.optim import Optimizer
 
 from slimgrad.codecs import CODECS, Codec, Lossless, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
@@ -133,49 +131,6 @@ class Rule(Value):
 
 
 Rules = tuple[Rule, ...]
-
-
-class Recipe(Value, ABC):
-    """A published method: rules that depend on the model, and may change while it is trained."""
-
-    @abstractmethod
-    def stages(self, model: nn.Module) -> Mapping[int, Rules]:
-        """Step -> the rules from that step on; the first is step 0."""
-
-    def controller(self, model: nn.Module) -> Controller | None:
-        """What changes the rules by what it sees; None if they follow from the step alone."""
-        return None
-
-
-class Controller(ABC):
-    """Rules that follow from what is seen while a model is trained."""
-
-    @property
-    @abstractmethod
-    def rules(self) -> Rules:
-        """Of the forward that is next: the very same tuple as long as nothing changed."""
-
-    @abstractmethod
-    def attach(self) -> None:
-        """Have the hooks that it takes to see; once, however often it is called."""
-
-    @abstractmethod
-    def detach(self) -> None: ...
-
-    @abstractmethod
-    def begin(self, step: int) -> None:
-        """A forward of this step begins; there may be several."""
-
-    @abstractmethod
-    def end(self, optimizer: Optimizer | None) -> None:
-        """The optimizer took the step; without one, the next forward begins."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """What it takes to go on where one stopped."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def path_matches(path: str, pattern: str) -> bool:

@@ -10,12 +10,12 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from slimgrad.errors import SlimgradWarning
-from slimgrad.rules import Rules
+from slimgrad.rules import Rules, Shapes
 from slimgrad.runtime.batches import Arguments, call
 from slimgrad.runtime.fake import faked
 from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, innermost_hook
@@ -59,6 +59,8 @@ class Local(threading.local):
 
     frame: Frame | None = None
     """The frame of the innermost forward."""
+    is_on_fakes = False
+    """Whether the model runs on fake tensors, inside a forward that has not begun."""
 
     def __init__(self) -> None:
         self.openings: list[Opening] = []
@@ -145,15 +147,21 @@ class Gate:
         if self._stands_aside():
             return
         self.outside.pause()
-        rules = self.stages.begin_forward()
+        tensors = tuple(tensors_in((args, kwargs), depth=3))
+        shapes = shapes_of(tensors)
+        self._show(shapes, (args, kwargs))
+        rules = self.stages.begin_forward(shapes)
         if rules is not self.rules:
             self._follow(rules)
-        key, audit_key = self._signature(args, kwargs)
+        key = self._signature(tensors)
+        audit_key = key, shapes
         known = self.structures.get(key)
         opening.key, opening.audit_key = key, audit_key
         if known is not None and not known.still_holds():
             self._forget(key)
             known = None
+        if known is None and self.stages.strict:
+            known = self._learn_before(key, (args, kwargs))
         if known is None or known.is_stock or (audit_key not in self.audits and len(self.audits) < MAX_AUDITS):
             opening.frame = self._watch(opening, known, args, kwargs)
         else:
@@ -162,6 +170,25 @@ class Gate:
             self._hook_borders(known.borders)
         self.local.frame = opening.frame
         opening.frame.enter(ROOT)
+
+    def _show(self, shapes: Shapes, arguments: Arguments) -> None:
+        """Let who wants to see the model's forward, on fake tensors, before it begins."""
+        preview = self.stages.preview(shapes)
+        if preview is not None:
+            with preview, torch.no_grad(), faked(self.model, arguments) as fake:
+                call(fake.call, fake.arguments)
+
+    def _learn_before(self, key: Any, arguments: Arguments) -> Structure | None:
+        """Learn from fake tensors what would otherwise be held once, all of it."""
+        self._look_around()
+        self.swaps.take_out()  # first the modules' own forwards are learnt
+        self.local.is_on_fakes = True
+        try:
+            self.learn_ahead(arguments)
+        finally:
+            self.local.is_on_fakes = False
+            self.swaps.put_in()
+        return self.structures.get(key)
 
     def _watch(self, opening: Opening, known: Structure | None, args: Any, kwargs: Any) -> WatchFrame:
         self._look_around()
@@ -263,24 +290,25 @@ class Gate:
         self.rules = rules
         self.outside.follow(rules)
         self.audits.clear()
+        if self.stages.strict:  # other parameters are frozen in each epoch, and what was learnt does not come again
+            self.structures.clear()
+            self.taught.clear()
         for key, known in self.structures.items():
             self.structures[key] = self._decided(self.taught[key], is_stock=known.is_stock)
 
-    def _signature(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """What the roles depend on (modes, frozen parameters, autocast), and that with the shapes, for the ledger."""
-        tensors = tuple(tensors_in((args, kwargs), depth=3))
+    def _signature(self, tensors: tuple[Tensor, ...]) -> Any:
+        """What the roles depend on: modes, frozen parameters, autocast, and what the model is given but for shapes."""
         kinds = {tensor.device.type for tensor in (*tensors, *self._parameters[:1])}
-        key = (
+        return (
             tuple([module.training for module in self.modules.values()]),
             tuple([parameter.requires_grad for parameter in self._parameters]),
             tuple([(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]),
             tuple([(tensor.dtype, tensor.requires_grad, tensor.dim()) for tensor in tensors]),
         )
-        return key, (key, tuple(["nested" if tensor.is_nested else tensor.shape for tensor in tensors]))
 
     def learn_ahead(self, arguments: Arguments) -> None:
         """Learn the sites from a forward on fake tensors, so that even the first real forward packs as it goes."""
-        key, _ = self._signature(*arguments)
+        key = self._signature(tuple(tensors_in(arguments, depth=3)))
         found = self._learn_on_fakes(key, arguments, stock=bool(self.swaps))
         if found.is_stock:
             self.swaps.put_in()
@@ -302,7 +330,12 @@ class Gate:
 
     def _stands_aside(self) -> bool:
         """Whether this forward is none of ours: no graph, a compiler's, or under somebody else's hooks."""
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not _hooks_enabled():
+        if (
+            self.local.is_on_fakes
+            or not torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or not _hooks_enabled()
+        ):
             return True
         hook = innermost_hook()
         if hook is None or getattr(hook, "__self__", None) is (self.outside.frame or self):
@@ -345,6 +378,10 @@ class Gate:
         if note not in self.notes:
             self.notes[note] = None
             warnings.warn(f"{note}. First: {surprises[0]}", SlimgradWarning, stacklevel=2)
+
+
+def shapes_of(tensors: tuple[Tensor, ...]) -> Shapes:
+    return tuple(["nested" if tensor.is_nested else tensor.shape for tensor in tensors])
 
 
 def _on_stack(wanted: FrameType, innermost: FrameType | None) -> bool:

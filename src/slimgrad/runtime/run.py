@@ -43,7 +43,11 @@ class Run:
             raise SlimgradError(
                 "nothing to report yet: no forward with gradients has run under this run. Run one training step first."
             )
-        return self._gate.last.report(tuple(self._gate.notes))
+        return self._gate.last.report((*self._gate.stages.notes, *self._gate.notes))
+
+    def epoch(self) -> None:
+        """Another epoch begins: for recipes that change from one to the next, such as trady; nothing to others."""
+        self._gate.stages.epoch()
 
     @property
     def controller(self) -> Controller | None:
@@ -94,7 +98,7 @@ def apply(
     `optimizer`, if it is given, and otherwise the model's training forwards. Without
     `batch` the first training forward is watched and packed when it returns; with `batch` the sites are learnt
     beforehand on fake tensors, so that even the first step stays small. Storages smaller than `min_bytes` are left
-    alone: by default 4 KiB on a CPU, and 2 MiB on a GPU, where less is not worth the host's time.
+    alone: by default 4 KiB on a CPU, and 2 MiB on a GPU, where less is not worth the host's time (0 for trady).
 
     Parameters, buffers, `state_dict` and module classes are not touched.
     """
@@ -109,8 +113,8 @@ def apply(
         raise SpecError(f"min_bytes must be a number of bytes, 0 or more; found {min_bytes!r}")
     drop_inert_borders(model)
     drop_inert_swaps(model)
-    gate = Gate(model, stages, min_bytes)
-    if batch is not None:
+    gate = Gate(model, stages, stages.min_bytes if min_bytes is None else min_bytes)
+    if batch is not None and not stages.strict:  # those learn every structure from fakes
         gate.learn_ahead(call_arguments(batch))
     gate.attach()
     return Run(gate)

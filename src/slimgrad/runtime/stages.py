@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from slimgrad.errors import SpecError
 from slimgrad.recipes import recipe_from
-from slimgrad.rules import Controller, Recipe, Rules, as_rules
+from slimgrad.rules import Controller, Recipe, Rules, Shapes, as_rules
 
 
 def stages_of(what: Any, model: nn.Module, optimizer: Optimizer | None = None) -> Stages:
@@ -19,18 +20,23 @@ def stages_of(what: Any, model: nn.Module, optimizer: Optimizer | None = None) -
     recipe = what if isinstance(what, Recipe) else recipe_from(what)
     if recipe is None:
         return Stages({0: as_rules(what)}, optimizer)
-    controller = recipe.controller(model)
+    controller = recipe.controller(model, optimizer)
     if controller is not None:
-        return Adaptive(controller, optimizer)
-    return Stages(recipe.stages(model), optimizer)
+        return Adaptive(controller, optimizer, recipe.min_bytes)
+    return Stages(recipe.stages(model), optimizer, recipe.min_bytes)
 
 
 class Stages:
     """Which rules hold at which step; steps are the optimizer's, or else forwards."""
 
     controller: Controller | None = None
+    strict = False
+    """As Controller.strict."""
 
-    def __init__(self, rules: Mapping[int, Rules], optimizer: Optimizer | None = None) -> None:
+    def __init__(
+        self, rules: Mapping[int, Rules], optimizer: Optimizer | None = None, min_bytes: int | None = None
+    ) -> None:
+        self.min_bytes = min_bytes
         self._rules = dict(sorted(rules.items()))
         self._optimizer = optimizer
         self._handle: RemovableHandle | None = None
@@ -46,7 +52,19 @@ class Stages:
         """Of later steps."""
         return [rules for step, rules in self._rules.items() if step > self.step]
 
-    def begin_forward(self) -> Rules:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """As Controller.notes."""
+        return ()
+
+    def preview(self, shapes: Shapes) -> AbstractContextManager[None] | None:
+        """As Controller.preview."""
+        return None
+
+    def epoch(self) -> None:
+        """Another epoch begins."""
+
+    def begin_forward(self, shapes: Shapes) -> Rules:
         """The rules of the forward that begins."""
         found = self.rules
         if self._optimizer is None:
@@ -80,9 +98,10 @@ class Adaptive(Stages):
 
     controller: Controller
 
-    def __init__(self, controller: Controller, optimizer: Optimizer | None) -> None:
-        super().__init__({0: controller.rules}, optimizer)
+    def __init__(self, controller: Controller, optimizer: Optimizer | None, min_bytes: int | None) -> None:
+        super().__init__({0: controller.rules}, optimizer, min_bytes)
         self.controller = controller
+        self.strict = controller.strict
         self._forwards = 0
 
     @property
@@ -93,11 +112,21 @@ class Adaptive(Stages):
     def to_come(self) -> list[Rules]:
         return []
 
-    def begin_forward(self) -> Rules:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.controller.notes
+
+    def preview(self, shapes: Shapes) -> AbstractContextManager[None] | None:
+        return self.controller.preview(shapes)
+
+    def epoch(self) -> None:
+        self.controller.epoch()
+
+    def begin_forward(self, shapes: Shapes) -> Rules:
         if self._optimizer is None and self._forwards:
             self._count()
         self._forwards += 1
-        self.controller.begin(self.step)
+        self.controller.begin(self.step, shapes)
         return self.rules
 
     def attach(self) -> None:
@@ -109,7 +138,7 @@ class Adaptive(Stages):
         self.controller.detach()
 
     def _count(self, *_: Any) -> None:
-        self.controller.end(self._optimizer)
+        self.controller.end()
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:

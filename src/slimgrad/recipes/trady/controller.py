@@ -1,0 +1,347 @@
+"""Draws channels, freezes everything else, and gives the optimizer what is trained.
+
+NOTE [What is frozen, and how]
+Parameters that are not trained have `requires_grad` False while the run is active, so that autograd keeps nothing for
+them, and its graph begins at the first layer that is trained. BatchNorms run in eval mode, or their inputs would be
+kept for statistics. `remove()` puts both back.
+
+NOTE [When channels are drawn]
+What a channel costs depends on the sizes of inputs, so the first forward, and each that is larger than all before, is
+shown on fake tensors first. A draw follows from seed and epoch. It waits while there are gradients that no step has
+taken, as in the middle of gradient accumulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from slimgrad.errors import SpecError, UnsupportedModelError
+from slimgrad.recipes.hooks import Hook
+from slimgrad.recipes.trady import draws
+from slimgrad.recipes.trady.choice import ChannelChoice
+from slimgrad.recipes.trady.costs import (
+    OWN_COPIES,
+    Costs,
+    Size,
+    always_bytes,
+    batch_of,
+    layers_of,
+    limit,
+    states_of,
+    total,
+)
+from slimgrad.recipes.trady.frozen import Frozen, trained_whole
+from slimgrad.recipes.trady.ranking import a_priori, by_channel, pool
+from slimgrad.recipes.trady.weights import ChannelWeights, held_by
+from slimgrad.rules import Controller, Rules, Shapes
+
+if TYPE_CHECKING:
+    from slimgrad.recipes.trady.recipe import Trady
+
+ONCE = ("static", "deterministic")
+"""Modes that draw but once."""
+
+
+class TradyController(Controller):
+    """The channels of now, and how the next ones are found."""
+
+    strict = True
+
+    def __init__(self, recipe: Trady, model: nn.Module, optimizer: Optimizer | None) -> None:
+        _refuse_many_processes()
+        self.recipe = recipe
+        self.optimizer = optimizer
+        self.always = trained_whole(recipe.train, model)
+        """Path -> module that is trained whole."""
+        self._frozen = Frozen(model, self.always)
+        trainable = {id(parameter) for parameter in self._frozen.parameters}
+        if optimizer is not None:
+            trainable &= held_by(optimizer)
+        self.layers = {path: layer for path, layer in layers_of(model).items() if id(layer.weight) in trainable}
+        self._ranks = self._ranked(model)
+        _check_optimizer(self.layers, optimizer)
+        self.choice: ChannelChoice | None = None
+        """What is trained now."""
+        self.path: list[ChannelChoice] = []
+        """What was drawn so far, in order."""
+        self._epoch = 0
+        self._due = True
+        self._costs: Costs | None = None
+        self._largest = 0
+        """Elements of the largest input so far."""
+        self._sizes: dict[str, Size] | None = None
+        """While the model runs on fake tensors."""
+        self._gradients: dict[str, Tensor] = {}
+        """Norms of the gradient of each channel, as they were seen last."""
+        self._weights: dict[str, ChannelWeights] = {}
+        self._handles: list[RemovableHandle] = []
+        self._weight_handles: list[RemovableHandle] = []
+        self._is_attached = False
+        self._rules = recipe.rules({}, {})
+
+    # --- what the run sees ---
+
+    @property
+    def rules(self) -> Rules:
+        return self._rules
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.choice is None:
+            return ()
+        found = [f"trady, {self.choice}; the budget is {self.recipe.budget!r}"]
+        if self.optimizer is None:
+            found.append(
+                "trady was given no optimizer: gradients of channels that are not chosen are zeros, by which momentum, "
+                "weight decay and Adam move weights all the same; give apply(..., optimizer=...) what trains the model"
+            )
+        return tuple(found)
+
+    def epoch(self) -> None:
+        self._epoch += 1
+        self._due = self._due or self.recipe.mode not in ONCE
+
+    def state_dict(self) -> dict[str, Any]:
+        choice = None if self.choice is None else self.choice.to_dict()
+        norms = {path: norms.tolist() for path, norms in self._seen().items()}
+        return {"epoch": self._epoch, "due": self._due, "choice": choice, "norms": norms}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        choice = None if state["choice"] is None else ChannelChoice.from_dict(state["choice"])
+        unknown = sorted(set(choice.channels) - set(self.layers)) if choice is not None else []
+        if unknown:
+            raise SpecError(f"trady: the state has channels of {', '.join(unknown[:3])}, which the model does not have")
+        self._epoch, self._due = state["epoch"], state["due"]
+        self._gradients = {path: torch.tensor(norms) for path, norms in state["norms"].items()}
+        if choice is not None:
+            self._take(choice)
+
+    # --- attaching ---
+
+    def attach(self) -> None:
+        if self._is_attached:
+            return
+        self._is_attached = True
+        self._frozen.freeze()
+        modules = {path: layer.module for path, layer in self.layers.items()} | self.always
+        for path, module in modules.items():
+            self._handles.append(module.register_forward_pre_hook(_Measure(self, path)))
+        if self.choice is not None:
+            self._take(self.choice)
+
+    def detach(self) -> None:
+        if not self._is_attached:
+            return
+        self._is_attached = False
+        self._release()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._frozen.thaw()
+
+    # --- a forward, a step ---
+
+    def preview(self, shapes: Shapes) -> Any:
+        return self._measuring(shapes) if _elements(shapes) > self._largest or self._costs is None else None
+
+    def begin(self, step: int, shapes: Shapes) -> None:
+        if not any(weights.is_pending for weights in self._weights.values()) and (self._due or not self._fits()):
+            self._draw()
+        for weights in self._weights.values():
+            weights.read()
+
+    def end(self) -> None:
+        if self.optimizer is not None:
+            for weights in self._weights.values():
+                weights.write()
+
+    def gathered(self, path: str) -> None:
+        """A weight has its gradient."""
+        self._weights[path].gather()
+
+    # --- sizes ---
+
+    @contextmanager
+    def _measuring(self, shapes: Shapes) -> Iterator[None]:
+        self._sizes = {}
+        try:
+            yield
+            self._costs = Costs(batch_of(shapes), self._sizes)
+            self._largest = _elements(shapes)
+        finally:
+            self._sizes = None
+
+    def measure(self, path: str, x: Tensor) -> None:
+        """A layer is given x."""
+        if self._sizes is not None:
+            before = self._sizes.get(path, Size(0, 0)).elements
+            on = x.device.type
+            dtype = torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else x.dtype
+            self._sizes[path] = Size(before + x.numel(), dtype.itemsize)
+
+    def _prices(self) -> tuple[dict[str, int], int]:
+        """Of a channel of each layer that was called; and of what is trained in any case."""
+        assert self._costs is not None
+        costs, called = self._costs, [layer for path, layer in self.layers.items() if path in self._costs.sizes]
+        if isinstance(self.recipe.budget, int):
+            return {layer.path: costs.channel(layer) for layer in called}, 0
+        states = states_of(self.optimizer)
+        whole = always_bytes(list(self.always.items()), costs, states)
+        return {layer.path: costs.bytes(layer, OWN_COPIES + states) for layer in called}, whole
+
+    def _fits(self) -> bool:
+        """Whether what is trained now is within the budget, now that inputs may be larger."""
+        if self.choice is None:
+            return False
+        price, whole = self._prices()
+        return total(self.layers, self.choice.channels, price) + whole <= limit(self.recipe.budget)
+
+    # --- draws ---
+
+    def _draw(self) -> None:
+        price, whole = self._prices()
+        budget = limit(self.recipe.budget) - whole
+        if budget < 0:
+            raise SpecError(
+                f"trady: the budget of {self.recipe.budget} is less than what is trained whole takes alone "
+                f"({', '.join(self.always)}: {whole} bytes of inputs, gradients and optimizer states); raise it, "
+                "use a smaller batch, or name less in train="
+            )
+        self._gradients = self._seen()
+        channels = {path: self.layers[path].kernels.channels for path in self._pool(price)}
+        chosen = draws.taken(channels, price, budget, self._order(channels))
+        assert self._costs is not None
+        elements = {path: self._costs.channel(self.layers[path]) for path in chosen}
+        states = states_of(self.optimizer)
+        copies = {path: self._costs.bytes(self.layers[path], OWN_COPIES + states) for path in chosen}
+        whole = always_bytes(list(self.always.items()), self._costs, states)
+        choice = ChannelChoice(
+            epoch=self._epoch,
+            channels=chosen,
+            elements=total(self.layers, chosen, elements),
+            bytes=total(self.layers, chosen, copies) + whole,
+        )
+        self._due = False
+        self.path.append(choice)
+        self._take(choice)
+
+    def _pool(self, price: Mapping[str, int]) -> list[str]:
+        """The layers that are drawn from."""
+        if self.recipe.mode == "full_random":
+            return list(price)
+        if self._ranks is not None:
+            return pool({path: self._ranks[path].rgn for path in price}, self.recipe.coverage)
+        costs = {path: (self.layers[path].kernels.channels, cost) for path, cost in price.items()}
+        return pool(a_priori(costs), self.recipe.coverage)
+
+    def _order(self, channels: draws.Pool) -> Tensor:
+        mode = self.recipe.mode
+        if mode == "deterministic":
+            assert self._ranks is not None
+            return draws.largest_first(channels, by_channel({path: self._ranks[path] for path in channels}))
+        random = draws.generator(self.recipe.seed, 0 if mode in ONCE else self._epoch)
+        if mode == "weighted" and self._gradients:
+            return draws.weighted(channels, self._gradients, random)
+        return draws.uniform(channels, random)
+
+    def _ranked(self, model: nn.Module) -> Any:
+        ranking = self.recipe.measured()
+        if ranking is None:
+            if self.recipe.mode == "deterministic":
+                raise SpecError(
+                    "trady: mode='deterministic' takes the channels with the largest RGN, so it needs a ranking; "
+                    "measure one by sg.trady_rank(model, loader, ...)"
+                )
+            return None
+        mine = {path: layer.kernels.channels for path, layer in layers_of(model).items() if path not in self.always}
+        ranks = ranking.of(mine)
+        if self.recipe.mode == "deterministic":
+            by_channel(ranks)
+        return ranks
+
+    def _seen(self) -> dict[str, Tensor]:
+        """Norms as they were seen last, those of now included."""
+        if self.recipe.mode != "weighted":
+            return {}
+        found = dict(self._gradients)
+        for path, weights in self._weights.items():
+            fresh = weights.norms()
+            found[path] = torch.where(fresh.isnan(), found.get(path, fresh), fresh)
+        return found
+
+    # --- what is trained ---
+
+    def _take(self, choice: ChannelChoice) -> None:
+        self._release()
+        self.choice = choice
+        self._rules = self.recipe.rules(self.layers, choice.channels)
+        if not self._is_attached:
+            return
+        for path, indices in choice.channels.items():
+            layer = self.layers[path]
+            layer.weight.requires_grad_(True)
+            self._weights[path] = ChannelWeights(layer, indices, self.optimizer)
+            self._weight_handles.append(layer.weight.register_post_accumulate_grad_hook(_Gathered(self, path)))
+
+    def _release(self) -> None:
+        for handle in self._weight_handles:
+            handle.remove()
+        self._weight_handles.clear()
+        for weights in self._weights.values():
+            weights.release()
+            weights.layer.weight.requires_grad_(False)
+        self._weights.clear()
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+
+class _Measure(Hook[TradyController]):
+    """How large the input of a layer is."""
+
+    def __call__(self, *args: Any) -> None:
+        owner, inputs = self.owner, args[1]
+        if owner is not None and inputs and isinstance(inputs[0], Tensor):
+            owner.measure(self.path, inputs[0])
+
+
+class _Gathered(Hook[TradyController]):
+    """On a weight of which some channels are trained."""
+
+    def __call__(self, *args: Any) -> None:
+        if self.owner is not None:
+            self.owner.gathered(self.path)
+
+
+# --- what a model has -------------------------------------------------------------------------------------------------
+
+
+def _check_optimizer(layers: Mapping[str, Any], optimizer: Optimizer | None) -> None:
+    if layers:
+        return
+    given = "" if optimizer is None else ", and of those that do, the optimizer has none"
+    raise UnsupportedModelError(
+        "trady: no linear layer or convolution is left to draw channels from: none but the layers in train= has a "
+        f"weight of its own that requires a gradient{given}"
+    )
+
+
+def _refuse_many_processes() -> None:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise UnsupportedModelError(
+            "trady trains in one process so far: which parameters have gradients changes with every epoch, and "
+            "data-parallel wrappers decide that once"
+        )
+
+
+def _elements(shapes: Shapes) -> int:
+    return sum(math.prod(shape) for shape in shapes if shape != "nested")

@@ -1,0 +1,132 @@
+"""What a channel costs: its inputs, the gradient of the weight that reads it, and what the optimizer keeps for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from slimgrad.kernels.channels import Kernels
+from slimgrad.recipes.pruning import products
+from slimgrad.rules import Shapes
+from slimgrad.spec.budgets import bytes_of
+
+Chosen = Mapping[str, tuple[int, ...]]
+"""Path of a layer -> its channels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A product whose channels may be trained."""
+
+    path: str
+    module: nn.Module
+    kernels: Kernels
+
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.module.weight  # type: ignore[return-value]
+
+    @property
+    def weights(self) -> int:
+        """C^W: how many elements of the weight read one channel."""
+        return self.weight.numel() // self.kernels.channels
+
+    @property
+    def dim(self) -> int:
+        """Which dimension of the input counts channels."""
+        return 1 if isinstance(self.module, nn.modules.conv._ConvNd) else -1
+
+
+def layers_of(model: nn.Module) -> dict[str, Layer]:
+    """All products with a weight of their own; of what several modules share, no channel can be told apart."""
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    modules = {path: model.get_submodule(path) for path in products(model)}
+    return {
+        path: Layer(path, module, _kernels(module))
+        for path, module in modules.items()
+        if isinstance(module.weight, nn.Parameter) and owners[id(module.weight)] == 1
+    }
+
+
+def _kernels(module: nn.Module) -> Kernels:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return Kernels(module.in_channels, module.groups, module.transposed)
+    if isinstance(module, nn.Linear):
+        return Kernels(module.in_features)
+    return Kernels(weight.shape[0], inputs_first=True)  # Conv1D of transformers
+
+
+def batch_of(shapes: Shapes) -> int:
+    """How many samples a model is given: what the first dimension of its first tensor counts."""
+    return next((int(shape[0]) for shape in shapes if shape != "nested" and len(shape)), 1)
+
+
+class Size(NamedTuple):
+    """What a layer reads in one forward."""
+
+    elements: int
+    itemsize: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What was seen in one forward, so that every channel has its price."""
+
+    batch: int
+    sizes: Mapping[str, Size]
+    """Path -> input, of the layers that were called."""
+
+    def activations(self, layer: Layer) -> int:
+        """C^A: elements of one channel of one sample."""
+        return -(-self.sizes[layer.path].elements // (layer.kernels.channels * self.batch))
+
+    def channel(self, layer: Layer) -> int:
+        """C^W + C^A, as the paper counts."""
+        return layer.weights + self.activations(layer)
+
+    def bytes(self, layer: Layer, copies: int) -> int:
+        """Of one channel and the whole batch; `copies` of the part of the weight."""
+        size = self.sizes[layer.path]
+        return size.elements // layer.kernels.channels * size.itemsize + copies * layer.weights * layer.weight.itemsize
+
+
+def total(layers: Mapping[str, Layer], chosen: Chosen, price: Mapping[str, int]) -> int:
+    """The price of these channels together, where `price` is that of one channel of each layer."""
+    return sum(len(indices) * price[path] for path, indices in chosen.items() if path in layers)
+
+
+def states_of(optimizer: Optimizer | None) -> int:
+    """How many numbers the optimizer keeps for each that it trains; two, as Adam, if it is of no known kind."""
+    if optimizer is None:
+        return 0
+    defaults = optimizer.defaults
+    if "betas" in defaults:
+        return 2 + bool(defaults.get("amsgrad"))
+    if "momentum" in defaults:
+        return int("alpha" in defaults) + bool(defaults["momentum"]) + bool(defaults.get("centered"))
+    return 2
+
+
+OWN_COPIES = 2
+"""The channels' part of the weight as a parameter of its own, and its gradient."""
+
+
+def limit(budget: int | str) -> int:
+    """Elements, or bytes."""
+    return budget if isinstance(budget, int) else bytes_of(budget)
+
+
+def always_bytes(modules: Sequence[tuple[str, nn.Module]], costs: Costs, states: int) -> int:
+    """What whole modules take that are trained in any case: inputs, gradients, states."""
+    parameters = sum(p.numel() * p.itemsize for _, module in modules for p in module.parameters())
+    inputs = [costs.sizes[path] for path, _ in modules if path in costs.sizes]
+    return sum(size.elements * size.itemsize for size in inputs) + (1 + states) * parameters

@@ -1,0 +1,103 @@
+"""Some channels of a weight as a parameter of their own.
+
+NOTE [Why a parameter of its own]
+An optimizer that holds a whole weight moves all of it: momentum, weight decay and Adam change entries whose gradient is
+zero. So the channels that are trained become a small parameter, which takes the weight's place in the optimizer's
+groups; gradients, momentum and clipping see nothing else, and entries that are not trained cannot change. After each
+step it is written into the weight, which is what the forward reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from slimgrad.recipes.trady.costs import Layer
+
+
+class ChannelWeights:
+    """The channels of one layer that are trained."""
+
+    def __init__(self, layer: Layer, indices: Sequence[int], optimizer: Optimizer | None) -> None:
+        self.layer = layer
+        self.optimizer = optimizer
+        self.index = torch.tensor(indices, dtype=torch.int64, device=layer.weight.device)
+        self.parameter = nn.Parameter(self._part(layer.weight.detach()))
+        self._version = layer.weight._version
+        self.seen: Tensor | None = None
+        """Sums over steps of the norms of each channel's gradient."""
+        if optimizer is not None:
+            _replace(optimizer, layer.weight, self.parameter)
+
+    def _part(self, weight: Tensor) -> Tensor:
+        return self.layer.kernels.part(weight, self.index)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is a gradient that no step has taken yet."""
+        return self.parameter.grad is not None
+
+    def read(self) -> None:
+        """Follow the weight, if somebody else changed it, as by loading a checkpoint."""
+        if self.layer.weight._version != self._version:
+            with torch.no_grad():
+                self.parameter.copy_(self._part(self.layer.weight))
+            self._version = self.layer.weight._version
+
+    def gather(self) -> None:
+        """The weight has a gradient: keep what belongs to these channels."""
+        weight = self.layer.weight
+        assert weight.grad is not None
+        part = self._part(weight.grad)
+        if self.optimizer is None:
+            weight.grad = self.layer.kernels.spread(weight, self.index, part)
+            self.look(part)
+            return
+        weight.grad = None
+        if self.parameter.grad is None:
+            self.parameter.grad = part
+        else:
+            self.parameter.grad += part
+
+    def look(self, gradient: Tensor) -> None:
+        """Remember how large the gradients of the channels are."""
+        norms = torch.linalg.vector_norm(gradient.detach().flatten(1), dim=1, dtype=torch.float32)
+        self.seen = norms if self.seen is None else self.seen + norms
+
+    def write(self) -> None:
+        """The optimizer took a step."""
+        if self.parameter.grad is not None:
+            self.look(self.parameter.grad)
+            self.parameter.grad = None
+        with torch.no_grad():
+            self.layer.kernels.put(self.layer.weight.detach(), self.index, self.parameter)
+        self._version = self.layer.weight._version
+
+    def norms(self) -> Tensor:
+        """Of all channels; NaN for those not seen. The host waits here."""
+        found = torch.full((self.layer.kernels.channels,), torch.nan)
+        if self.seen is not None:
+            found[self.index.cpu()] = self.seen.cpu()
+        return found
+
+    def release(self) -> None:
+        """Give the weight its place in the optimizer back. What the optimizer kept for these channels goes: momentum of
+        channels that are drawn again much later is of no use, and Adam would take too large first steps without its
+        correction for a start.
+        """
+        if self.optimizer is not None:
+            self.optimizer.state.pop(self.parameter, None)
+            _replace(self.optimizer, self.parameter, self.layer.weight)
+
+
+def _replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter) -> None:
+    for group in optimizer.param_groups:
+        group["params"][:] = [new if each is old else each for each in group["params"]]
+
+
+def held_by(optimizer: Optimizer) -> set[int]:
+    """id of each parameter that the optimizer trains."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
