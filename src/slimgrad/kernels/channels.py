@@ -51,6 +51,13 @@ class Kernels(NamedTuple):
         return weight.view(self.groups, -1, *weight.shape[1:])
 
 
+def norms(part: Tensor) -> Tensor:
+    """Of what belongs to each channel."""
+    dtype = torch.promote_types(part.dtype, torch.float32)
+    found: Tensor = torch.linalg.vector_norm(part.detach().flatten(1), dim=1, dtype=dtype)
+    return found
+
+
 def select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """These channels of x, in its order of dimensions, so that channels_last stays channels_last."""
     found = torch.empty_like(x.narrow(dim, 0, len(index)))

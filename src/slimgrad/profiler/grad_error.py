@@ -57,14 +57,14 @@ def _gradients(
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise BatchError(f"expected a loss of one number to take gradients of, found {found}; give a loss_fn")
-        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    return dict(zip(parameters, gradients, strict=True))
+        trained = {name: p for name, p in parameters.items() if p.requires_grad}  # what is applied may freeze some
+        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return dict.fromkeys(parameters) | dict(zip(trained, gradients, strict=True))
 
 
 def _compared(name: str, exact: Tensor | None, found: Tensor | None) -> ParameterError:
-    if exact is None or found is None:
-        return ParameterError(name=name, exact=0.0, error=0.0, cosine=1.0)
-    a, b = exact.double().flatten(), found.double().flatten()
+    a = torch.zeros(1, dtype=torch.float64) if exact is None else exact.double().flatten()
+    b = torch.zeros_like(a) if found is None else found.double().flatten()
     size, error = float(a.norm()), float((a - b).norm())
     cosine = float(cosine_similarity(a, b, dim=0)) if error else 1.0
     return ParameterError(name=name, exact=size, error=error, cosine=cosine)

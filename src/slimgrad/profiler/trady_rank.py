@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from slimgrad.codecs import Lossless
 from slimgrad.errors import BatchError, SpecError
+from slimgrad.kernels.channels import norms
 from slimgrad.profiler.profile import undisturbed
 from slimgrad.recipes.trady import LayerRank, Ranking
 from slimgrad.recipes.trady.costs import Costs, Layer, Size, batch_of, layers_of
@@ -91,8 +92,7 @@ class _Found:
             assert weight.grad is not None
             channels = torch.arange(layer.kernels.channels, device=weight.device)
             part = layer.kernels.part(weight.grad, channels)
-            norms = torch.linalg.vector_norm(part.flatten(1), dim=1, dtype=torch.float32)
-            self.norms[layer.path] = self.norms[layer.path] + norms if layer.path in self.norms else norms
+            self.norms[layer.path] = self.norms.get(layer.path, 0) + norms(part)
             weight.grad = None
 
         return look
@@ -108,8 +108,9 @@ class _Found:
         costs = Costs(self.batch, self.sizes)
         for layer in self.layers:
             channels = layer.kernels.channels
-            norms = self.norms.get(layer.path, torch.zeros(channels)).double()
-            rgn = norms / costs.channel(layer) if layer.path in self.sizes else norms
+            rgn = self.norms.get(layer.path, torch.zeros(channels)).double()
+            if layer.path in self.sizes:
+                rgn /= costs.channel(layer)
             each = tuple(_short(value) for value in rgn.tolist())
             yield LayerRank(path=layer.path, channels=channels, rgn=_short(float(rgn.sum())), by_channel=each)
 

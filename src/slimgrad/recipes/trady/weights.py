@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from slimgrad.kernels.channels import norms
 from slimgrad.recipes.trady.costs import Layer
 
 
@@ -64,8 +65,8 @@ class ChannelWeights:
 
     def look(self, gradient: Tensor) -> None:
         """Remember how large the gradients of the channels are."""
-        norms = torch.linalg.vector_norm(gradient.detach().flatten(1), dim=1, dtype=torch.float32)
-        self.seen = norms if self.seen is None else self.seen + norms
+        found = norms(gradient)
+        self.seen = found if self.seen is None else self.seen + found
 
     def write(self) -> None:
         """The optimizer took a step."""
@@ -80,7 +81,7 @@ class ChannelWeights:
         """Of all channels; NaN for those not seen. The host waits here."""
         found = torch.full((self.layer.kernels.channels,), torch.nan)
         if self.seen is not None:
-            found[self.index.cpu()] = self.seen.cpu()
+            found[self.index.cpu()] = self.seen.float().cpu()
         return found
 
     def release(self) -> None:
