@@ -18,8 +18,7 @@ from slimgrad.profiler.profile import undisturbed
 from slimgrad.recipes.trady import LayerRank, Ranking
 from slimgrad.recipes.trady.costs import Costs, Layer, Size, batch_of, layers_of
 from slimgrad.recipes.trady.frozen import Frozen, trained_whole
-from slimgrad.runtime.batches import Arguments, call, split
-from slimgrad.runtime.gate import shapes_of
+from slimgrad.runtime.batches import Arguments, call, shapes_of, split
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.run import apply, check_model
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from slimgrad.errors import BatchError
+from slimgrad.rules import Shapes
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -18,6 +21,11 @@ def call_arguments(batch: Any) -> Arguments:
     if isinstance(batch, (tuple, list)):
         return tuple(batch), {}
     return (batch,), {}
+
+
+def shapes_of(tensors: Sequence[Tensor]) -> Shapes:
+    """Of what a model is called with."""
+    return tuple(["nested" if tensor.is_nested else tensor.shape for tensor in tensors])
 
 
 def split(batch: Any, loss_fn: Callable[..., Any] | None) -> tuple[Arguments, Callable[[Any], Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -16,12 +16,13 @@ from torch.utils.hooks import RemovableHandle
 
 from slimgrad.errors import SlimgradWarning
 from slimgrad.rules import Rules, Shapes
-from slimgrad.runtime.batches import Arguments, call
+from slimgrad.runtime.batches import Arguments, call, shapes_of
 from slimgrad.runtime.fake import faked
-from slimgrad.runtime.frame import ROOT, Frame, WorkFrame, innermost_hook
+from slimgrad.runtime.frame import ROOT, WorkFrame, innermost_hook
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.ledger import Audit, Fused
 from slimgrad.runtime.lesson import Lesson, Owners, lesson, owners_of
+from slimgrad.runtime.openings import Border, Local, Opening
 from slimgrad.runtime.orders import Structure, chosen, seal_held, structure
 from slimgrad.runtime.outside import Outside
 from slimgrad.runtime.stages import Stages
@@ -35,36 +36,6 @@ MAX_AUDITS = 64
 
 MAX_LESSONS = 8
 """How often a structure that surprises is learnt anew before it is left alone."""
-
-
-class Opening:
-    """One forward of the model, from its pre-hook to its post-hook; `frame` is None where the gate stands aside."""
-
-    __slots__ = ("allocated", "audit_key", "caller", "frame", "key", "nested", "owners")
-
-    def __init__(self, caller: FrameType, frame: Frame | None = None, *, nested: bool = False) -> None:
-        self.caller = caller
-        """The model's call in Python: if it is not on the stack any more, an interrupt skipped the post-hook."""
-        self.frame = frame
-        self.nested = nested
-        """Whether the model called itself and the frame is the outer call's."""
-        self.key: Any = None
-        self.audit_key: Any = None
-        self.owners: Owners | None = None
-        self.allocated: int | None = None
-
-
-class Local(threading.local):
-    """What each thread has for itself."""
-
-    frame: Frame | None = None
-    """The frame of the innermost forward."""
-    is_on_fakes = False
-    """Whether the model runs on fake tensors, inside a forward that has not begun."""
-
-    def __init__(self) -> None:
-        self.openings: list[Opening] = []
-        """The model's forwards under way; more than one only if the model calls itself."""
 
 
 class Gate:
@@ -380,50 +351,9 @@ class Gate:
             warnings.warn(f"{note}. First: {surprises[0]}", SlimgradWarning, stacklevel=2)
 
 
-def shapes_of(tensors: tuple[Tensor, ...]) -> Shapes:
-    return tuple(["nested" if tensor.is_nested else tensor.shape for tensor in tensors])
-
-
 def _on_stack(wanted: FrameType, innermost: FrameType | None) -> bool:
     while innermost is not None:
         if innermost is wanted:
             return True
         innermost = innermost.f_back
     return False
-
-
-class Border:
-    """A module hook. On a copy of the model it is inert: a copy is untouched until something is applied to it."""
-
-    __slots__ = ("action", "gate", "local", "path")
-
-    def __init__(self, gate: Gate | None, path: str, action: str) -> None:
-        self.gate = gate
-        self.local = None if gate is None else gate.local
-        self.path = path
-        self.action = action
-
-    def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        if self.local is None or torch.compiler.is_compiling():
-            return
-        frame = self.local.frame
-        if self.action == "enter":
-            if frame is not None:
-                frame.enter(self.path)
-        elif self.action == "leave":
-            if frame is not None:
-                frame.leave(self.path)
-        elif self.action == "open":
-            self.gate.open(args, rest[0])  # type: ignore[union-attr]
-        else:
-            self.gate.shut(rest[0])  # type: ignore[union-attr]
-
-    @property
-    def is_inert(self) -> bool:
-        return self.gate is None
-
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Border:
-        return Border(None, self.path, self.action)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Border, (None, self.path, self.action)

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from slimgrad.errors import SlimgradError, SpecError, UnsupportedModelError
 from slimgrad.rules import Controller, Rule, check_against_model
 from slimgrad.runtime.batches import call_arguments
-from slimgrad.runtime.gate import Border, Gate
+from slimgrad.runtime.gate import Gate
+from slimgrad.runtime.openings import Border
 from slimgrad.runtime.stages import stages_of
 from slimgrad.runtime.swaps import drop_inert_swaps
 from slimgrad.spec import Report
