@@ -179,7 +179,7 @@ def test_no_draw_exceeds_the_budget_and_all_channels_come() -> None:
     train(model, optimizer, steps=1)
     costs = controller(run)._costs
     layers = layers_of(model)
-    prices = {path: costs.channel(layer) for path, layer in layers.items() if path != "14"}
+    prices = {path: costs.elements(layer) for path, layer in layers.items() if path != "14"}
     # C^W + C^A: 16 filters of 9 and 16 x 16 inputs; one filter of 9; 16 filters of 9 and 8 x 8 inputs; 32 and 64.
     assert prices == {"0": 144 + 256, "3": 9 + 256, "7": 144 + 64, "10": 32 + 64}
     for epoch in range(30):
@@ -290,7 +290,8 @@ def test_a_budget_in_bytes_counts_batch_gradients_and_states() -> None:
         train(model, optimizer)
         choice = controller(run).choice
         layers, costs = layers_of(model), controller(run)._costs
-        inputs = sum(8 * 4 * len(c) * costs.activations(layers[path]) for path, c in choice.channels.items())
+        rows = {path: costs.elements(layers[path]) - layers[path].weights for path in choice.channels}
+        inputs = sum(8 * 4 * len(c) * rows[path] for path, c in choice.channels.items())
         weights = sum(4 * len(c) * layers[path].weights for path, c in choice.channels.items())
         head = 8 * 32 * 4 + (1 + states) * (320 + 10) * 4
         assert choice.bytes == inputs + (2 + states) * weights + head <= 64 * 1024
@@ -323,6 +324,18 @@ def test_a_budget_below_the_head_is_refused() -> None:
     with pytest.raises(sg.SpecError, match=r"less than what is trained whole takes alone \(14: 2344 bytes"):
         loss_of(model)
     run.remove()
+
+
+def test_what_was_drawn_can_be_plotted(tmp_path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+    with pytest.raises(sg.SpecError, match="no channels were drawn yet"):
+        controller(run).plot(tmp_path / "channels.png")
+    for epoch in range(3):
+        train(model, optimizer, steps=1, first=epoch)
+        run.epoch()
+    assert controller(run).plot(tmp_path / "channels.png").stat().st_size > 10_000
 
 
 def test_no_budget_trains_the_head_alone_and_keeps_nothing_else() -> None:

@@ -109,7 +109,7 @@ class _Found:
             channels = layer.kernels.channels
             rgn = self.norms.get(layer.path, torch.zeros(channels)).double()
             if layer.path in self.sizes:
-                rgn /= costs.channel(layer)
+                rgn /= costs.elements(layer)
             each = tuple(_short(value) for value in rgn.tolist())
             yield LayerRank(path=layer.path, channels=channels, rgn=_short(float(rgn.sum())), by_channel=each)
 

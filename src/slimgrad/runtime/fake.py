@@ -132,7 +132,8 @@ def _fake(tensor: Tensor, target: torch.device | None) -> Tensor:
 def _cannot(model: nn.Module, error: Exception) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{type(model).__name__} cannot run on fake tensors, because its forward depends on values ({error}). Profile "
-        "it with fake=False, and call apply without batch."
+        "it with fake=False, and call apply without batch; trady, which must know sizes before they are kept, cannot "
+        "treat it."
     )
 
 

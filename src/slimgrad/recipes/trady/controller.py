@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,20 +28,11 @@ from slimgrad.errors import SpecError, UnsupportedModelError
 from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.trady import draws
 from slimgrad.recipes.trady.choice import ChannelChoice
-from slimgrad.recipes.trady.costs import (
-    OWN_COPIES,
-    Costs,
-    Size,
-    always_bytes,
-    batch_of,
-    layers_of,
-    limit,
-    states_of,
-    total,
-)
+from slimgrad.recipes.trady.costs import Costs, Size, batch_of, layers_of, limit, states_of, total
 from slimgrad.recipes.trady.frozen import Frozen, trained_whole
 from slimgrad.recipes.trady.ranking import a_priori, by_channel, pool
 from slimgrad.recipes.trady.weights import ChannelWeights, held_by
+from slimgrad.report.channels import channels_plot
 from slimgrad.rules import Controller, Rules, Shapes
 
 if TYPE_CHECKING:
@@ -105,6 +97,10 @@ class TradyController(Controller):
             )
         return tuple(found)
 
+    def plot(self, path: str | Path) -> Path:
+        """Draw which channels were trained in which epoch, and write it to `path`."""
+        return channels_plot(self.path, {name: layer.kernels.channels for name, layer in self.layers.items()}, path)
+
     def epoch(self) -> None:
         self._epoch += 1
         self._due = self._due or self.recipe.mode not in ONCE
@@ -150,10 +146,11 @@ class TradyController(Controller):
     # --- a forward, a step ---
 
     def preview(self, shapes: Shapes) -> Any:
-        return self._measuring(shapes) if _elements(shapes) > self._largest or self._costs is None else None
+        is_larger = self._costs is None or _elements(shapes) > self._largest
+        return self._measuring(shapes) if is_larger else None
 
     def begin(self, step: int, shapes: Shapes) -> None:
-        if not any(weights.is_pending for weights in self._weights.values()) and (self._due or not self._fits()):
+        if self._due and not any(weights.is_pending for weights in self._weights.values()):
             self._draw()
         for weights in self._weights.values():
             weights.read()
@@ -174,8 +171,9 @@ class TradyController(Controller):
         self._sizes = {}
         try:
             yield
-            self._costs = Costs(batch_of(shapes), self._sizes)
+            self._costs = Costs(batch_of(shapes), self._sizes, states_of(self.optimizer))
             self._largest = _elements(shapes)
+            self._due = self._due or self.choice is None or not self._fits(self.choice)
         finally:
             self._sizes = None
 
@@ -187,51 +185,46 @@ class TradyController(Controller):
             dtype = torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else x.dtype
             self._sizes[path] = Size(before + x.numel(), dtype.itemsize)
 
-    def _prices(self) -> tuple[dict[str, int], int]:
-        """Of a channel of each layer that was called; and of what is trained in any case."""
-        assert self._costs is not None
-        costs, called = self._costs, [layer for path, layer in self.layers.items() if path in self._costs.sizes]
-        if isinstance(self.recipe.budget, int):
-            return {layer.path: costs.channel(layer) for layer in called}, 0
-        states = states_of(self.optimizer)
-        whole = always_bytes(list(self.always.items()), costs, states)
-        return {layer.path: costs.bytes(layer, OWN_COPIES + states) for layer in called}, whole
-
-    def _fits(self) -> bool:
-        """Whether what is trained now is within the budget, now that inputs may be larger."""
-        if self.choice is None:
-            return False
-        price, whole = self._prices()
-        return total(self.layers, self.choice.channels, price) + whole <= limit(self.recipe.budget)
-
     # --- draws ---
 
     def _draw(self) -> None:
-        price, whole = self._prices()
-        budget = limit(self.recipe.budget) - whole
-        if budget < 0:
+        costs = self._known_costs()
+        price = {path: self._price(path) for path in self.layers if path in costs.sizes}
+        channels = {path: self.layers[path].kernels.channels for path in self._pool(price)}
+        left = limit(self.recipe.budget) - self._price_of_whole()
+        if left < 0:
             raise SpecError(
                 f"trady: the budget of {self.recipe.budget} is less than what is trained whole takes alone "
-                f"({', '.join(self.always)}: {whole} bytes of inputs, gradients and optimizer states); raise it, "
-                "use a smaller batch, or name less in train="
+                f"({', '.join(self.always)}: {self._price_of_whole()} bytes of inputs, gradients, optimizer states); "
+                "raise it, use a smaller batch, or name less in train="
             )
         self._gradients = self._seen()
-        channels = {path: self.layers[path].kernels.channels for path in self._pool(price)}
-        chosen = draws.taken(channels, price, budget, self._order(channels))
-        assert self._costs is not None
-        elements = {path: self._costs.channel(self.layers[path]) for path in chosen}
-        states = states_of(self.optimizer)
-        copies = {path: self._costs.bytes(self.layers[path], OWN_COPIES + states) for path in chosen}
-        whole = always_bytes(list(self.always.items()), self._costs, states)
+        chosen = draws.taken(channels, price, left, self._order(channels))
         choice = ChannelChoice(
             epoch=self._epoch,
             channels=chosen,
-            elements=total(self.layers, chosen, elements),
-            bytes=total(self.layers, chosen, copies) + whole,
+            elements=total(chosen, lambda path: costs.elements(self.layers[path])),
+            bytes=total(chosen, lambda path: costs.bytes(self.layers[path])) + costs.whole(self.always),
         )
         self._due = False
         self.path.append(choice)
         self._take(choice)
+
+    def _known_costs(self) -> Costs:
+        assert self._costs is not None, "the first forward is shown before it begins"
+        return self._costs
+
+    def _price(self, path: str) -> int:
+        """Of one channel, in what the budget counts."""
+        costs, layer = self._known_costs(), self.layers[path]
+        return costs.elements(layer) if isinstance(self.recipe.budget, int) else costs.bytes(layer)
+
+    def _price_of_whole(self) -> int:
+        """The paper's elements are those of channels alone."""
+        return 0 if isinstance(self.recipe.budget, int) else self._known_costs().whole(self.always)
+
+    def _fits(self, choice: ChannelChoice) -> bool:
+        return total(choice.channels, self._price) + self._price_of_whole() <= limit(self.recipe.budget)
 
     def _pool(self, price: Mapping[str, int]) -> list[str]:
         """The layers that are drawn from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,33 +77,6 @@ class Size(NamedTuple):
     itemsize: int
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What was seen in one forward, so that every channel has its price."""
-
-    batch: int
-    sizes: Mapping[str, Size]
-    """Path -> input, of the layers that were called."""
-
-    def activations(self, layer: Layer) -> int:
-        """C^A: elements of one channel of one sample."""
-        return -(-self.sizes[layer.path].elements // (layer.kernels.channels * self.batch))
-
-    def channel(self, layer: Layer) -> int:
-        """C^W + C^A, as the paper counts."""
-        return layer.weights + self.activations(layer)
-
-    def bytes(self, layer: Layer, copies: int) -> int:
-        """Of one channel and the whole batch; `copies` of the part of the weight."""
-        size = self.sizes[layer.path]
-        return size.elements // layer.kernels.channels * size.itemsize + copies * layer.weights * layer.weight.itemsize
-
-
-def total(layers: Mapping[str, Layer], chosen: Chosen, price: Mapping[str, int]) -> int:
-    """The price of these channels together, where `price` is that of one channel of each layer."""
-    return sum(len(indices) * price[path] for path, indices in chosen.items() if path in layers)
-
-
 def states_of(optimizer: Optimizer | None) -> int:
     """How many numbers the optimizer keeps for each that it trains; two, as Adam, if it is of no known kind."""
     if optimizer is None:
@@ -125,8 +98,34 @@ def limit(budget: int | str) -> int:
     return budget if isinstance(budget, int) else bytes_of(budget)
 
 
-def always_bytes(modules: Sequence[tuple[str, nn.Module]], costs: Costs, states: int) -> int:
-    """What whole modules take that are trained in any case: inputs, gradients, states."""
-    parameters = sum(p.numel() * p.itemsize for _, module in modules for p in module.parameters())
-    inputs = [costs.sizes[path] for path, _ in modules if path in costs.sizes]
-    return sum(size.elements * size.itemsize for size in inputs) + (1 + states) * parameters
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What was seen in one forward, so that everything has its price."""
+
+    batch: int
+    sizes: Mapping[str, Size]
+    """Path -> input, of the layers that were called."""
+    states: int = 0
+    """Numbers that the optimizer keeps for each that it trains."""
+
+    def elements(self, layer: Layer) -> int:
+        """Of one channel: C^W + C^A, as the paper counts; C^A are the inputs of one sample."""
+        each = layer.kernels.channels * self.batch
+        return layer.weights - (-self.sizes[layer.path].elements // each)
+
+    def bytes(self, layer: Layer) -> int:
+        """Of one channel: inputs of the whole batch, the parameter of its own, its gradient and states."""
+        size = self.sizes[layer.path]
+        inputs = size.elements // layer.kernels.channels * size.itemsize
+        return inputs + (OWN_COPIES + self.states) * layer.weights * layer.weight.itemsize
+
+    def whole(self, modules: Mapping[str, nn.Module]) -> int:
+        """Bytes of what is trained whole: inputs, gradients, states."""
+        parameters = sum(p.numel() * p.itemsize for module in modules.values() for p in module.parameters())
+        inputs = [size.elements * size.itemsize for path, size in self.sizes.items() if path in modules]
+        return sum(inputs) + (1 + self.states) * parameters
+
+
+def total(chosen: Chosen, price: Callable[[str], int]) -> int:
+    """The price of these channels together, where `price` is that of one channel of a layer."""
+    return sum(len(indices) * price(path) for path, indices in chosen.items())

@@ -1,0 +1,167 @@
+"""Transfer learning under a strict budget: networks, data sets, ways to fine-tune and seeds, in one table.
+
+    python benchmarks/transfer.py --data DIR                       # MbV2-w0.35 on Flowers and Pets, all ways, 3 seeds
+    python benchmarks/transfer.py --data DIR --networks mobilenet_v2 --budgets 0.0223 0.0532 0.0748
+    python benchmarks/transfer.py --data DIR --tasks flowers102 --methods full trady --epochs 30 --seeds 0 1 2 3 4
+    python benchmarks/transfer.py --json out/transfer.json --table     # the table of what was trained before
+    python benchmarks/transfer.py --small                              # drawn shapes, one epoch: does it run?
+
+Every finished training is written to the JSON file, and found there again. Budgets are parts of all elements of a
+network; by default those of TraDy's paper, 27,946, 66,592 and 93,696 of 1,252,320. Layers are ranked on the other data
+set, as in use: a ranking is made once and taken along. `full` trains everything, `classifier` the last layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import mobilenets
+import torch
+from finetune_mobilenet import METHODS, NETWORKS, Task, fine_tuned, ranking_of, task_of
+
+import slimgrad as sg
+from slimgrad.report.human import human_bytes
+
+PAPER_BUDGETS = (27_946 / 1_252_320, 66_592 / 1_252_320, 93_696 / 1_252_320)
+FREE = ("full", "classifier")
+"""Ways that no budget changes."""
+OTHER = {"flowers102": "pets", "pets": "flowers102", "shapes": "shapes"}
+"""On which data layers are ranked."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training."""
+
+    network: str
+    task: str
+    method: str
+    budget: int
+    """Elements per picture; 0 where it changes nothing."""
+    seed: int
+    epochs: int
+    lr: float
+    batch: int
+    device: str
+
+
+def jobs_of(args: argparse.Namespace) -> Iterator[Job]:
+    for network in args.networks:
+        for task in args.tasks:
+            everything = _elements(network, task, args)
+            for seed in args.seeds:
+                for method in args.methods:
+                    budgets = [0] if method in FREE else [round(share * everything) for share in args.budgets]
+                    for budget in budgets[: 1 if method not in ("trady",) else None]:
+                        lr = args.lr_full if method == "full" else args.lr
+                        yield Job(network, task, method, budget, seed, args.epochs, lr, args.batch, args.device)
+
+
+def _task(job: Job, args: argparse.Namespace, name: str | None = None) -> Task:
+    settings = argparse.Namespace(
+        epochs=job.epochs, lr=job.lr, batch=job.batch, device=torch.device(job.device), data=args.data
+    )
+    return task_of(job.network, name or job.task, settings)
+
+
+def _elements(network: str, task: str, args: argparse.Namespace) -> int:
+    built = _task(Job(network, task, "", 0, 0, 1, 0.0, 16, "cpu"), args)
+    return mobilenets.elements(built.model(0), built.data.train.shape[-1]).total
+
+
+def trained(job: Job, args: argparse.Namespace, rankings: dict[tuple[str, str], sg.Ranking]) -> dict[str, Any]:
+    key = job.network, OTHER[job.task]
+    if key not in rankings:
+        rankings[key] = ranking_of(_task(job, args, OTHER[job.task]))
+    what = METHODS[job.method](job.budget, rankings[key])
+    return {**asdict(job), **asdict(fine_tuned(_task(job, args), job.method, what, job.seed))}
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What is missing, and what was there."""
+    done = json.loads(args.json.read_text()) if args.json.is_file() else []
+    if args.table:
+        return done
+    rankings: dict[tuple[str, str], sg.Ranking] = {}
+    for job in jobs_of(args):
+        if any(asdict(job).items() <= entry.items() for entry in done):
+            continue
+        entry = trained(job, args, rankings)
+        print(
+            f"{job.network} {job.task} {job.method} {job.budget} seed {job.seed}: {entry['accuracy']:.3f}", flush=True
+        )
+        done.append(entry)
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(done, indent=1) + "\n")
+    return done
+
+
+def table(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Markdown; figures beside those of full fine-tuning of the same network, data and epochs."""
+    yield "| network, data | way | elements | accuracy, % (seeds) | minus full | kept | | dW FLOPs | step |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for entry in entries:
+        key = tuple(entry[name] for name in ("network", "task", "epochs", "method", "budget"))
+        rows.setdefault(key, []).append(entry)
+    for (network, task, epochs, method, budget), found in rows.items():
+        full = rows.get((network, task, epochs, "full", 0))
+        yield _line(f"{network}, {task}, {epochs} epochs", method, budget, found, full)
+
+
+def _line(
+    name: str, method: str, budget: int, found: Sequence[dict[str, Any]], full: Sequence[dict[str, Any]] | None
+) -> str:
+    accuracy = [100 * entry["accuracy"] for entry in found]
+    spread = f" ± {statistics.stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
+    kept, step, flops = (statistics.median(entry[key] for entry in found) for key in ("kept", "step_seconds", "flops"))
+    cells = [name, method, f"{budget:,}" if budget else "", f"{statistics.mean(accuracy):.1f}{spread} ({len(found)})"]
+    if full is None:
+        return f"| {' | '.join([*cells, '', human_bytes(kept), '', '', f'{1e3 * step:.0f} ms'])} |"
+    whole = {key: statistics.median(entry[key] for entry in full) for key in ("kept", "step_seconds", "flops")}
+    minus = statistics.mean(accuracy) - statistics.mean(100 * entry["accuracy"] for entry in full)
+    fewer = f"{100 * (1 - flops / whole['flops']):.1f} % fewer" if method != "full" else ""
+    less = f"{whole['kept'] / kept:.1f}x less" if method != "full" else ""
+    cells += [f"{minus:+.1f}", human_bytes(kept), less, fewer, f"{step / whole['step_seconds']:.2f}x"]
+    return f"| {' | '.join(cells)} |"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=["mbv2-w0.35"])
+    parser.add_argument("--tasks", nargs="+", choices=list(OTHER), default=["flowers102", "pets"])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--budgets", nargs="+", type=float, default=PAPER_BUDGETS, help="parts of all elements")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--lr-full", type=float, default=0.01, help="of full fine-tuning, which diverges earlier")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--data", type=Path, help="folder of pictures and weights, see examples/finetune_mobilenet.py")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, default=Path("out/transfer.json"))
+    parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--small", action="store_true", help="drawn shapes, one epoch")
+    args = parser.parse_args()
+    if args.small:
+        args.tasks, args.epochs, args.seeds = ["shapes"], 1, [0]
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    for line in table(run(args)):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

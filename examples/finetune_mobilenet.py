@@ -1,0 +1,214 @@
+"""Fine-tune a pretrained network under a strict memory budget, and see what other ways cost: one table, in minutes.
+
+    python examples/finetune_mobilenet.py                                     # drawn shapes: no files needed
+    python examples/finetune_mobilenet.py --data DIR --task flowers102        # real pictures and weights
+    python examples/finetune_mobilenet.py --data DIR --task pets --network mobilenet_v2 --epochs 20
+    python examples/finetune_mobilenet.py --data DIR --task flowers102 --budget 66592 --methods classifier trady
+
+With --data, the folder that has flowers102_sq128.npz or pets_sq128.npz and the network's file (mbv2-w0.35.npz,
+proxyless-w0.3.npz or mobilenet_v2_imagenet.pth). The budget is in elements of inputs and weights for one picture, as
+TraDy's paper counts; by default its smallest one, or for other networks the same share of all elements.
+
+`kept` is what the forward keeps for backward, measured; `dW FLOPs` are those of the gradients of convolutions' weights
+in one step, counted from the shapes that are really multiplied; `peak` is the CUDA allocator's, above model and
+optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mobilenets
+import torch
+import torch.nn.functional as F
+import transfer
+import transfer_data
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import slimgrad as sg
+from slimgrad.report.human import human_bytes
+
+SHARE = 27_946 / 1_252_320
+"""The paper's smallest budget, of all elements of its MobileNetV2."""
+RANK_STEPS = 40
+
+METHODS: dict[str, Callable[[int, sg.Ranking], sg.Trady | None]] = {
+    "full": lambda budget, ranking: None,
+    "classifier": lambda budget, ranking: sg.trady(0),
+    "static": lambda budget, ranking: sg.trady(budget, ranking, mode="static"),
+    "full_random": lambda budget, ranking: sg.trady(budget, mode="full_random"),
+    "deterministic": lambda budget, ranking: sg.trady(budget, ranking, mode="deterministic"),
+    "trady": lambda budget, ranking: sg.trady(budget, ranking),
+    "trady, weighted": lambda budget, ranking: sg.trady(budget, ranking, mode="weighted"),
+}
+"""All of them train the classifier; `full` trains everything else as well."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to fine-tune."""
+
+    method: str
+    accuracy: float
+    kept: int
+    peak: int | None
+    flops: int
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is fine-tuned on what, and how."""
+
+    build: Callable[[], mobilenets.Classifier]
+    data: transfer_data.Pictures
+    epochs: int
+    lr: float
+    batch: int
+    device: torch.device
+
+    def model(self, seed: int) -> mobilenets.Classifier:
+        torch.manual_seed(seed)
+        return self.build().to(self.device)
+
+
+def fine_tuned(task: Task, method: str, what: sg.Trady | None, seed: int) -> Row:
+    """Train, and look at one more step."""
+    model = task.model(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task.lr)
+    run = None if what is None else sg.apply(model, what, optimizer=optimizer)
+
+    def each_epoch(epoch: int) -> None:
+        if run is None:
+            transfer.freeze_norms(model)
+        elif epoch:
+            run.epoch()
+
+    fitted = transfer.fit(
+        model, task.data, task.epochs, task.lr, task.batch, seed, optimizer=optimizer, each_epoch=each_epoch
+    )
+    images, labels = next(task.data.batches(seed, task.epochs, task.batch))
+    images, labels = images.to(task.device), labels.to(task.device)
+    model.train()
+    if run is None:
+        transfer.freeze_norms(model)
+        kept = sg.profile(model, (images, labels), F.cross_entropy).kept_bytes
+    flops, peak = looked(model, optimizer, images, labels)
+    if run is not None:
+        kept = run.report().kept_after
+        run.remove()
+    return Row(method, fitted.accuracy, kept, peak, flops, fitted.step_seconds)
+
+
+def looked(
+    model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
+) -> tuple[int, int | None]:
+    """FLOPs of the weights' gradients in one step, and its peak."""
+    on_gpu = images.device.type == "cuda"
+    transfer.step(model, optimizer, images, labels)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: dw_flops}) as counter:
+        transfer.step(model, optimizer, images, labels)
+    counted = counter.get_flop_counts().get("Global", {}).get(torch.ops.aten.convolution_backward, 0)
+    return counted, torch.cuda.max_memory_allocated() - before if on_gpu else None
+
+
+def dw_flops(dy: Sequence[int], x: Sequence[int], weight: Sequence[int], *others: Any, out_shape: Any) -> int:
+    """Of a convolution's weight: torch's own formula counts dX too, and takes groups for one."""
+    *_, groups, wanted = others
+    if not wanted[1]:
+        return 0
+    kernels = x[1] * (dy[1] // groups) * math.prod(weight[2:])
+    return 2 * kernels * dy[0] * math.prod(dy[2:])
+
+
+def ranking_of(task: Task) -> sg.Ranking:
+    """Of the network, on this task. It is the architecture's more than the task's, so one from another would do."""
+    model = task.model(0)
+    head = torch.optim.SGD(model.classifier.parameters(), lr=0.05)
+    loader = [tuple(t.to(task.device) for t in batch) for batch in task.data.batches(0, 0, task.batch)][:RANK_STEPS]
+    return sg.trady_rank(model, loader, F.cross_entropy, RANK_STEPS, optimizer=head)
+
+
+def shown(rows: Sequence[Row], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for header in ("accuracy", "kept", "", "peak", "dW FLOPs", "", "step", ""):
+        table.add_column(header, justify="right")
+    first = rows[0]
+    for row in rows:
+        less = "" if row is first else f"{first.kept / row.kept:.1f}x less"
+        fewer = "" if row is first else f"{100 * (1 - row.flops / first.flops):.1f} % fewer"
+        quicker = "" if row is first else f"{row.step_seconds / first.step_seconds:.2f}x"
+        peak = "" if row.peak is None else human_bytes(row.peak)
+        cells = (f"{100 * row.accuracy:.1f} %", human_bytes(row.kept), less, peak, f"{row.flops / 1e6:,.0f} M", fewer)
+        table.add_row(row.method, *cells, f"{1e3 * row.step_seconds:.0f} ms", quicker)
+    return table
+
+
+NETWORKS: dict[str, Callable[[Path, int], mobilenets.Classifier]] = {
+    "mbv2-w0.35": lambda folder, classes: mobilenets.on_device(folder / "mbv2-w0.35.npz", classes, last_conv=True),
+    "proxyless-w0.3": lambda folder, classes: mobilenets.on_device(
+        folder / "proxyless-w0.3.npz", classes, last_conv=True
+    ),
+    "mobilenet_v2": lambda folder, classes: mobilenets.mobilenet_v2(folder / "mobilenet_v2_imagenet.pth", classes),
+}
+
+
+def task_of(network: str, name: str, args: argparse.Namespace) -> Task:
+    """By names; without files, shapes and a network that was never trained."""
+    if name == "shapes":
+        data = transfer_data.shapes(mobilenets.IMAGENET)
+        random = mobilenets.MobileNetV2(data.classes, width=0.35, dropout=0.0)
+        return Task(lambda: copy.deepcopy(random), data, args.epochs, args.lr, args.batch, args.device)
+    look = mobilenets.IMAGENET if network == "mobilenet_v2" else mobilenets.CENTRED
+    data = {"flowers102": transfer_data.flowers102, "pets": transfer_data.pets}[name](look, args.data)
+    folder = args.data or transfer_data.data_folder()
+    return Task(lambda: NETWORKS[network](folder, data.classes), data, args.epochs, args.lr, args.batch, args.device)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=["shapes", "flowers102", "pets"], default="shapes")
+    parser.add_argument("--network", choices=list(NETWORKS), default="mbv2-w0.35")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--budget", type=int, help="elements per picture")
+    parser.add_argument("--data", type=Path, default=os.environ.get("SLIMGRAD_DATA"), help="folder of the files")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--lr", type=float, default=0.05, help="at the peak; SGD without momentum")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    task = task_of(args.network, args.task, args)
+    everything = mobilenets.elements(task.model(0).cpu(), task.data.train.shape[-1])
+    budget = args.budget or round(SHARE * everything.total)
+    ranking = ranking_of(task)
+    console = Console()
+    rows = [
+        fine_tuned(task, method, METHODS[method](budget, ranking), args.seed)
+        for method in track(args.methods, console=console, transient=True)
+    ]
+    title = f"{task.data.name}, {args.epochs} epochs, {budget:,} of {everything.total:,} elements"
+    console.print(shown(rows, title))
+
+
+if __name__ == "__main__":
+    main()
