@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slimgrad.cli import demo as command
-from slimgrad.cli.demo import ADAPT, CONFIGURATIONS, SCRATCH, Row
+from slimgrad.cli.demo import BUDGET, CONFIGURATIONS, SCRATCH, WORKLOADS, Row
 from slimgrad.cli.main import app
 from slimgrad.errors import SlimgradError
 
@@ -49,9 +49,9 @@ def test_the_network_is_small() -> None:
 
 
 def test_adapting_trains_the_first_convolution_and_the_head_alone() -> None:
-    from slimgrad.cli.digits import network, prepared
+    from slimgrad.cli.digits import Start, network, prepared
 
-    model = prepared(network().state_dict(), seed=0)
+    model = prepared(Start(network().state_dict(), frozen=True, seed=0))
     training = {name.rsplit(".", 1)[0] for name, value in model.named_parameters() if value.requires_grad}
     assert training == {"stem.conv", "head.2", "head.4"}
     assert not model.get_submodule("stem.norm").training
@@ -82,7 +82,7 @@ def test_the_quick_demo_saves_bytes_and_ends_with_the_very_same_weights(tmp_path
     assert "exact configurations ended with the very same weights: yes" in shown.output
     rows = json.loads((tmp_path / "demo.json").read_text())["rows"]
     assert [(item["workload"], item["name"]) for item in rows] == [
-        (workload, configuration.name) for workload in (SCRATCH, ADAPT) for configuration in CONFIGURATIONS
+        (workload.title, configuration.name) for workload in WORKLOADS for configuration in workload.configurations
     ]
     exact = {configuration.name for configuration in CONFIGURATIONS if configuration.exact}
     assert all(item["identical"] for item in rows if item["name"] in exact)
@@ -90,4 +90,6 @@ def test_the_quick_demo_saves_bytes_and_ends_with_the_very_same_weights(tmp_path
     assert not any(item["identical"] for item in from_scratch if item["name"] not in exact)
     assert all(item["ratio"] > 1.2 for item in rows if item["name"] == "lossless")
     assert all(item["ratio"] > 8 for item in rows if item["name"] == "quant 4 bit")
+    (budgeted,) = [item for item in rows if item["workload"] == BUDGET and item["name"] != "untouched"]
+    assert budgeted["ratio"] > 4
     assert (tmp_path / "demo.png").exists()

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 SCRATCH = "training from scratch"
 ADAPT = "adapting to negatives: first convolution and head train, the rest is frozen"
+BUDGET = "adapting to negatives under a budget: other channels train in each epoch"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One row of the demo for every workload."""
+    """One row of the demo for a workload."""
 
     name: str
     what: Callable[[Any], Any] | None
@@ -48,6 +49,31 @@ CONFIGURATIONS = (
     Configuration("comet 1 %", lambda sg: sg.comet(target=0.01), exact=False),
 )
 """The first is what the others are measured against."""
+
+UNDER_BUDGET = (
+    Configuration("untouched", None, exact=True),
+    Configuration("trady 10 %", lambda sg: sg.trady(budget=11_000), exact=False),
+)
+"""The first trains everything. 11,000 elements are a tenth of inputs and weights of one image."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One table of the demo."""
+
+    title: str
+    configurations: Sequence[Configuration]
+    adapts: bool
+    """Whether it starts from what the first one learnt untouched, on negatives."""
+    frozen: bool = False
+    """Whether most layers are frozen by hand."""
+
+
+WORKLOADS = (
+    Workload(SCRATCH, CONFIGURATIONS, adapts=False),
+    Workload(ADAPT, CONFIGURATIONS, adapts=True, frozen=True),
+    Workload(BUDGET, UNDER_BUDGET, adapts=True),
+)
 
 
 @dataclass(frozen=True)
@@ -83,22 +109,25 @@ def demo(
 
 
 def all_rows(epochs: int, seed: int, console: Console) -> list[Row]:
-    """Both workloads under every configuration; the second starts from what the first one learnt untouched."""
+    """Every workload under its configurations."""
     import slimgrad as sg
-    from slimgrad.cli.digits import load_digits, one_thread, trained
+    from slimgrad.cli.digits import Start, load_digits, one_thread, trained
 
     data = load_digits()
     rows: list[Row] = []
     start = None
+    trainings = sum(len(workload.configurations) for workload in WORKLOADS)
     with one_thread(), progress_bar(console) as progress:
-        task = progress.add_task("", total=2 * len(CONFIGURATIONS) * epochs * data.steps)
+        task = progress.add_task("", total=trainings * epochs * data.steps)
         tick = partial(progress.advance, task)
-        for workload, used in ((SCRATCH, data), (ADAPT, data.negatives())):
-            progress.update(task, description="from scratch" if start is None else "adapting")
-            whats = [configuration.what(sg) if configuration.what else None for configuration in CONFIGURATIONS]
-            outcomes = trained(used, start=start, whats=whats, seed=seed, epochs=epochs, tick=tick)
+        for workload in WORKLOADS:
+            progress.update(task, description="adapting" if workload.adapts else "from scratch")
+            whats = [each.what(sg) if each.what else None for each in workload.configurations]
+            used = data.negatives() if workload.adapts else data
+            how = Start(start if workload.adapts else None, workload.frozen, seed)
+            outcomes = trained(used, how, whats=whats, epochs=epochs, tick=tick)
             rows += compared(workload, outcomes)
-            start = outcomes[0].state
+            start = start or outcomes[0].state
     return rows
 
 
@@ -107,14 +136,14 @@ def progress_bar(console: Console) -> Progress:
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
 
 
-def compared(workload: str, outcomes: Sequence[Outcome]) -> list[Row]:
+def compared(workload: Workload, outcomes: Sequence[Outcome]) -> list[Row]:
     """The outcomes of one workload, each beside the first."""
     from slimgrad.cli.digits import same_state
 
     first = outcomes[0]
     return [
         Row(
-            workload=workload,
+            workload=workload.title,
             name=configuration.name,
             kept_bytes=outcome.kept_bytes,
             ratio=first.kept_bytes / max(outcome.kept_bytes, 1),
@@ -122,7 +151,7 @@ def compared(workload: str, outcomes: Sequence[Outcome]) -> list[Row]:
             step_ms=outcome.step_ms,
             identical=same_state(first.state, outcome.state),
         )
-        for configuration, outcome in zip(CONFIGURATIONS, outcomes, strict=True)
+        for configuration, outcome in zip(workload.configurations, outcomes, strict=True)
     ]
 
 

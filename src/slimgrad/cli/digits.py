@@ -98,12 +98,24 @@ def network() -> nn.Sequential:
     return nn.Sequential(OrderedDict(stem=block(1, 24, nn.ReLU()), body=body, head=head))
 
 
-def prepared(start: State | None, seed: int) -> nn.Sequential:
-    """A network to be trained whole, or, with a start, one to be adapted by its first convolution and its head."""
-    torch.manual_seed(seed)
+@dataclass(frozen=True)
+class Start:
+    """What a training begins with."""
+
+    state: State | None
+    """Weights; None for random ones."""
+    frozen: bool
+    """Whether only the first convolution and the head are trained."""
+    seed: int
+
+
+def prepared(start: Start) -> nn.Sequential:
+    """A network to be trained."""
+    torch.manual_seed(start.seed)
     model = network().train()
-    if start is not None:
-        model.load_state_dict(start)
+    if start.state is not None:
+        model.load_state_dict(start.state)
+    if start.frozen:
         model.requires_grad_(False).eval()
         for part in (model.get_submodule("stem.conv"), model.get_submodule("head")):
             part.requires_grad_(True).train()
@@ -111,17 +123,19 @@ def prepared(start: State | None, seed: int) -> nn.Sequential:
 
 
 def trained(
-    data: Data, *, start: State | None, whats: Sequence[Any], seed: int, epochs: int, tick: Callable[[], object]
+    data: Data, start: Start, *, whats: Sequence[Any], epochs: int, tick: Callable[[], object]
 ) -> list[Outcome]:
     """Train one network per entry of `whats` (None is untouched), step by step in turn.
 
     The seed alone decides weights, order and dropout, so that exact configurations must end with the same weights; and
     a machine that slows down slows down for all of them alike.
     """
-    trainings = [Training(prepared(start, seed), what) for what in whats]
-    number = seed << 20
+    trainings = [Training(prepared(start), what) for what in whats]
+    number = start.seed << 20
     for epoch in range(epochs):
-        for images, labels in data.batches(seed + epoch):
+        for training in trainings:
+            training.begin(epoch)
+        for images, labels in data.batches(start.seed + epoch):
             number += 1
             for training in trainings:
                 training.step(images, labels, number)
@@ -137,6 +151,10 @@ class Training:
         self.optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
         self.run = None if what is None else sg.apply(model, what, optimizer=self.optimizer)
         self.seconds: list[float] = []
+
+    def begin(self, epoch: int) -> None:
+        if epoch and self.run is not None:
+            self.run.epoch()
 
     def step(self, images: Tensor, labels: Tensor, seed: int) -> None:
         torch.manual_seed(seed)

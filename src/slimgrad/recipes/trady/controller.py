@@ -232,8 +232,9 @@ class TradyController(Controller):
             return list(price)
         if self._ranks is not None:
             return pool({path: self._ranks[path].rgn for path in price}, self.recipe.coverage)
-        costs = {path: (self.layers[path].kernels.channels, cost) for path, cost in price.items()}
-        return pool(a_priori(costs), self.recipe.coverage)
+        costs, layers = self._known_costs(), [self.layers[path] for path in price]
+        sizes = {layer.path: (layer.kernels.channels, layer.weights, costs.inputs(layer)) for layer in layers}
+        return pool(a_priori(sizes), self.recipe.coverage)
 
     def _order(self, channels: draws.Pool) -> Tensor:
         mode = self.recipe.mode

@@ -108,10 +108,13 @@ class Costs:
     states: int = 0
     """Numbers that the optimizer keeps for each that it trains."""
 
+    def inputs(self, layer: Layer) -> int:
+        """C^A: elements of one channel's input, of one sample."""
+        return -(-self.sizes[layer.path].elements // (layer.kernels.channels * self.batch))
+
     def elements(self, layer: Layer) -> int:
-        """Of one channel: C^W + C^A, as the paper counts; C^A are the inputs of one sample."""
-        each = layer.kernels.channels * self.batch
-        return layer.weights - (-self.sizes[layer.path].elements // each)
+        """Of one channel: C^W + C^A, as the paper counts."""
+        return layer.weights + self.inputs(layer)
 
     def bytes(self, layer: Layer) -> int:
         """Of one channel: inputs of the whole batch, the parameter of its own, its gradient and states."""

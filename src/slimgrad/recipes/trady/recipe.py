@@ -103,8 +103,8 @@ def trady(
 
     `budget` is elements of inputs and weights for one sample, as the paper counts, or bytes as "2MiB": inputs for the
     whole batch, gradients, the optimizer's states. It is never exceeded. `ranking`, by `trady_rank`, says which layers
-    have most to learn for what they cost: those that have `coverage` of it are drawn from. Without one, all gradients
-    are taken for equally large.
+    have most to learn for what they cost: those that have `coverage` of it are drawn from. Without one it is guessed
+    from sizes.
 
     Modes: "uniform" draws anew in each epoch; "weighted" by the norm of the gradient as it was seen last; for
     comparison, "static" draws once, "full_random" draws from all layers, "deterministic" takes the channels with the
