@@ -50,6 +50,7 @@ class Job:
     seed: int
     epochs: int
     lr: float
+    clip: float
     batch: int
     device: str
 
@@ -62,19 +63,17 @@ def jobs_of(args: argparse.Namespace) -> Iterator[Job]:
                 for method in args.methods:
                     budgets = [0] if method in FREE else [round(share * everything) for share in args.budgets]
                     for budget in budgets[: 1 if method not in ("trady",) else None]:
-                        lr = args.lr_full if method == "full" else args.lr
-                        yield Job(network, task, method, budget, seed, args.epochs, lr, args.batch, args.device)
+                        lr, clip = (args.lr_full, args.clip_full) if method == "full" else (args.lr, args.clip)
+                        yield Job(network, task, method, budget, seed, args.epochs, lr, clip, args.batch, args.device)
 
 
 def _task(job: Job, args: argparse.Namespace, name: str | None = None) -> Task:
-    settings = argparse.Namespace(
-        epochs=job.epochs, lr=job.lr, batch=job.batch, device=torch.device(job.device), data=args.data
-    )
+    settings = argparse.Namespace(**{**asdict(job), "device": torch.device(job.device), "data": args.data})
     return task_of(job.network, name or job.task, settings)
 
 
 def _elements(network: str, task: str, args: argparse.Namespace) -> int:
-    built = _task(Job(network, task, "", 0, 0, 1, 0.0, 16, "cpu"), args)
+    built = _task(Job(network, task, "", 0, 0, 1, 0.0, 1.0, 16, "cpu"), args)
     return mobilenets.elements(built.model(0), built.data.train.shape[-1]).total
 
 
@@ -143,8 +142,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", nargs="+", type=float, default=PAPER_BUDGETS, help="parts of all elements")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--lr-full", type=float, default=0.01, help="of full fine-tuning, which diverges earlier")
+    parser.add_argument("--lr", type=float, default=0.125)
+    parser.add_argument("--clip", type=float, default=4.0, help="longest gradient")
+    parser.add_argument("--lr-full", type=float, default=0.015, help="of full fine-tuning, which diverges earlier")
+    parser.add_argument("--clip-full", type=float, default=4.0)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--data", type=Path, help="folder of pictures and weights, see examples/finetune_mobilenet.py")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,9 +1,9 @@
 """Fine-tune a pretrained network under a strict memory budget, and see what other ways cost: one table, in minutes.
 
-    python examples/finetune_mobilenet.py                                     # drawn shapes: no files needed
-    python examples/finetune_mobilenet.py --data DIR --task flowers102        # real pictures and weights
+    python examples/finetune_mobilenet.py --data DIR --task flowers102
     python examples/finetune_mobilenet.py --data DIR --task pets --network mobilenet_v2 --epochs 20
     python examples/finetune_mobilenet.py --data DIR --task flowers102 --budget 66592 --methods classifier trady
+    python examples/finetune_mobilenet.py --task shapes --epochs 1            # without files: bytes and FLOPs alone
 
 With --data, the folder that has flowers102_sq128.npz or pets_sq128.npz and the network's file (mbv2-w0.35.npz,
 proxyless-w0.3.npz or mobilenet_v2_imagenet.pth). The budget is in elements of inputs and weights for one picture, as
@@ -20,8 +20,10 @@ import argparse
 import copy
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ import torch
 import torch.nn.functional as F
 import transfer
 import transfer_data
+from rich import box
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -75,6 +78,7 @@ class Task:
     data: transfer_data.Pictures
     epochs: int
     lr: float
+    clip: float | None
     batch: int
     device: torch.device
 
@@ -95,9 +99,8 @@ def fine_tuned(task: Task, method: str, what: sg.Trady | None, seed: int) -> Row
         elif epoch:
             run.epoch()
 
-    fitted = transfer.fit(
-        model, task.data, task.epochs, task.lr, task.batch, seed, optimizer=optimizer, each_epoch=each_epoch
-    )
+    how = {"optimizer": optimizer, "clip": task.clip, "each_epoch": each_epoch}
+    fitted = transfer.fit(model, task.data, task.epochs, task.lr, task.batch, seed, **how)
     images, labels = next(task.data.batches(seed, task.epochs, task.batch))
     images, labels = images.to(task.device), labels.to(task.device)
     model.train()
@@ -144,18 +147,18 @@ def ranking_of(task: Task) -> sg.Ranking:
 
 
 def shown(rows: Sequence[Row], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for header in ("accuracy", "kept", "", "peak", "dW FLOPs", "", "step", ""):
-        table.add_column(header, justify="right")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for header in ("", "accuracy", "kept", "peak", "dW FLOPs", "step"):
+        table.add_column(header, justify="right" if header else "left", no_wrap=True)
     first = rows[0]
     for row in rows:
-        less = "" if row is first else f"{first.kept / row.kept:.1f}x less"
-        fewer = "" if row is first else f"{100 * (1 - row.flops / first.flops):.1f} % fewer"
-        quicker = "" if row is first else f"{row.step_seconds / first.step_seconds:.2f}x"
+        kept, flops, step = human_bytes(row.kept), f"{row.flops / 1e6:,.0f} M", f"{1e3 * row.step_seconds:.0f} ms"
+        if row is not first:
+            kept += f", 1/{first.kept / row.kept:.0f}"
+            flops += f", -{100 * (1 - row.flops / first.flops):.1f} %"
+            step += f", {row.step_seconds / first.step_seconds:.2f}x"
         peak = "" if row.peak is None else human_bytes(row.peak)
-        cells = (f"{100 * row.accuracy:.1f} %", human_bytes(row.kept), less, peak, f"{row.flops / 1e6:,.0f} M", fewer)
-        table.add_row(row.method, *cells, f"{1e3 * row.step_seconds:.0f} ms", quicker)
+        table.add_row(row.method, f"{100 * row.accuracy:.1f} %", kept, peak, flops, step)
     return table
 
 
@@ -169,26 +172,28 @@ NETWORKS: dict[str, Callable[[Path, int], mobilenets.Classifier]] = {
 
 
 def task_of(network: str, name: str, args: argparse.Namespace) -> Task:
-    """By names; without files, shapes and a network that was never trained."""
+    """By names; `shapes` need no files, and a network that was never trained."""
     if name == "shapes":
         data = transfer_data.shapes(mobilenets.IMAGENET)
         random = mobilenets.MobileNetV2(data.classes, width=0.35, dropout=0.0)
-        return Task(lambda: copy.deepcopy(random), data, args.epochs, args.lr, args.batch, args.device)
+        return Task(lambda: copy.deepcopy(random), data, args.epochs, args.lr, args.clip, args.batch, args.device)
     look = mobilenets.IMAGENET if network == "mobilenet_v2" else mobilenets.CENTRED
     data = {"flowers102": transfer_data.flowers102, "pets": transfer_data.pets}[name](look, args.data)
     folder = args.data or transfer_data.data_folder()
-    return Task(lambda: NETWORKS[network](folder, data.classes), data, args.epochs, args.lr, args.batch, args.device)
+    build = partial(NETWORKS[network], folder, data.classes)
+    return Task(build, data, args.epochs, args.lr, args.clip, args.batch, args.device)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["shapes", "flowers102", "pets"], default="shapes")
+    parser.add_argument("--task", choices=["flowers102", "pets", "shapes"], default="flowers102")
     parser.add_argument("--network", choices=list(NETWORKS), default="mbv2-w0.35")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
     parser.add_argument("--budget", type=int, help="elements per picture")
     parser.add_argument("--data", type=Path, default=os.environ.get("SLIMGRAD_DATA"), help="folder of the files")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=0.05, help="at the peak; SGD without momentum")
+    parser.add_argument("--lr", type=float, default=0.125, help="at the peak; SGD without momentum")
+    parser.add_argument("--clip", type=float, default=4.0, help="longest gradient")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
@@ -197,11 +202,14 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    task = task_of(args.network, args.task, args)
+    try:
+        task = task_of(args.network, args.task, args)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error}; here: --data DIR, or --task shapes") from None
     everything = mobilenets.elements(task.model(0).cpu(), task.data.train.shape[-1])
     budget = args.budget or round(SHARE * everything.total)
     ranking = ranking_of(task)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 110)
     rows = [
         fine_tuned(task, method, METHODS[method](budget, ranking), args.seed)
         for method in track(args.methods, console=console, transient=True)
