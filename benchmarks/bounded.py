@@ -2,6 +2,7 @@
 
     python benchmarks/bounded.py                                     # ResNet-18 and the ViT of accuracy.py
     python benchmarks/bounded.py --tasks resnet18 --bounds 0.1 --json out/bounded.json --plot out/bounded.png
+    python benchmarks/bounded.py --synthetic --bounds 0.1            # made data, of which the limits are known
     python benchmarks/bounded.py --small                             # a few steps, few layers: does it run?
 
 A model is trained for some steps on real images (--data, as in accuracy.py); then the inputs of its linear layers and
@@ -20,17 +21,20 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from bandwidth import describe, printed, seconds, written
-from tasks import TASKS
+from tasks import ALL_TASKS
 from tasks.base import Places
 from tasks.training import loaded, stepped
 from torch import Tensor, nn
 
 import slimgrad as sg
+from slimgrad.codecs import Demand
+from slimgrad.codecs.base import ITSELF
 from slimgrad.recipes.pruning import products
 
 STEPS, SMALL_STEPS = 60, 2
@@ -58,19 +62,20 @@ class Row:
     unpack_gbs: float | None
     copy_gbs: float | None
     """What a copy of the same tensors reaches, counted alike; on a GPU."""
+    dtype: str = "float32"
 
 
 def inputs_of(task: str, args: argparse.Namespace) -> dict[str, Tensor]:
     """What the products of a model read, after some steps of training."""
     places = Places(args.data, args.cache)
-    source = TASKS[task].source(places)
+    source = ALL_TASKS[task].source(places)
     if source is None:
         raise SystemExit(f"{task}: its files are not in {args.data}; see accuracy.py --help")
     device = torch.device(args.device)
     data = loaded(source, places, device)
     torch.manual_seed(0)
-    model = TASKS[task].build(places).to(device)
-    recipe = replace(TASKS[task].recipe, steps=SMALL_STEPS if args.small else STEPS, batch=BATCH)
+    model = ALL_TASKS[task].build(places).to(device)
+    recipe = replace(ALL_TASKS[task].recipe, steps=SMALL_STEPS if args.small else STEPS, batch=BATCH)
     for _ in stepped(model, data, recipe, 0, device):
         pass
     found: dict[str, Tensor] = {}
@@ -98,18 +103,24 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
         for part in args.bounds:
             bounds = [max(part * float(x.std()), 1e-12) for x in tensors]
             for way, codec in OURS.items():
-                yield ours(TASKS[task].model, part, way, [codec(bound) for bound in bounds], tensors, args.repeats)
-            yield entropy(TASKS[task].model, part, bounds, tensors)
+                yield ours(ALL_TASKS[task].model, part, way, [codec(bound) for bound in bounds], tensors, args.repeats)
+            yield entropy(ALL_TASKS[task].model, part, bounds, tensors)
             for peer, ways in PEERS.items():
                 if importlib.util.find_spec(peer) is not None:
-                    yield theirs(TASKS[task].model, part, ways, bounds, tensors)
+                    yield theirs(ALL_TASKS[task].model, part, ways, bounds, tensors)
 
 
 def ours(
-    model: str, part: float, way: str, codecs: Sequence[sg.Bounded], tensors: Sequence[Tensor], repeats: int
+    model: str,
+    part: float,
+    way: str,
+    codecs: Sequence[sg.Bounded],
+    tensors: Sequence[Tensor],
+    repeats: int,
+    demand: Demand = ITSELF,
 ) -> Row:
     device, dense = tensors[0].device, sum(x.nbytes for x in tensors)
-    kept = [codec.pack(x) for codec, x in zip(codecs, tensors, strict=True)]
+    kept = [codec.pack(x, demand) for codec, x in zip(codecs, tensors, strict=True)]
 
     def rate(call: Callable[[], Any]) -> float:
         return dense / seconds(call, device, repeats) / 1e9
@@ -119,21 +130,97 @@ def ours(
         bound=part,
         way=f"Bounded {way}",
         ratio=dense / sum(packed.nbytes for packed in kept),
-        pack_gbs=rate(lambda: [codec.start(x) for codec, x in zip(codecs, tensors, strict=True)]),
+        pack_gbs=rate(lambda: [codec.start(x, demand) for codec, x in zip(codecs, tensors, strict=True)]),
         unpack_gbs=rate(lambda: [codec.unpack(packed) for codec, packed in zip(codecs, kept, strict=True)]),
         copy_gbs=rate(lambda: [x.clone() for x in tensors]) if device.type == "cuda" else None,
+        dtype=str(tensors[0].dtype).removeprefix("torch."),
     )
 
 
 def entropy(model: str, part: float, bounds: Sequence[float], tensors: Sequence[Tensor]) -> Row:
     """Of order 0, tensor by tensor."""
-    bits = 0.0
-    for bound, x in zip(bounds, tensors, strict=True):
-        counts = (x / (2 * bound)).round().flatten().unique(return_counts=True)[1].double()
-        shares = counts / counts.sum()
-        bits += -float((shares * shares.log2()).sum()) * x.numel()
+    bits = sum(bits_within(x, bound) for bound, x in zip(bounds, tensors, strict=True))
     dense = sum(x.nbytes for x in tensors)
     return Row(model, part, "entropy", dense * 8 / max(bits, 1.0), None, None, None)
+
+
+def bits_within(x: Tensor, bound: float) -> float:
+    """Of a tensor's elements in steps of twice the bound, each told for itself."""
+    return bits_of((x / (2 * bound)).round())
+
+
+def bits_of(numbers: Tensor) -> float:
+    counts = numbers.flatten().unique(return_counts=True)[1].double()
+    shares = counts / counts.sum()
+    return -float((shares * shares.log2()).sum()) * numbers.numel()
+
+
+# --- made data ---
+
+CHAIN = 1024
+"""Elements that depend on each other, whole chunks of the codec."""
+MASK = Demand(need=sg.Need.OPERAND, zeros=True)
+
+
+@dataclass(frozen=True)
+class Way:
+    """Of telling made data."""
+
+    data: str
+    name: str
+    codec: Callable[[float], sg.Bounded]
+    demand: Demand = ITSELF
+    numbers: Callable[[Tensor], Tensor] = torch.round
+    """Of values in steps, for the limit."""
+
+
+def apart(steps: Tensor) -> Tensor:
+    """Zero for itself."""
+    return steps.abs().ceil() * steps.sign()
+
+
+def differences(steps: Tensor) -> Tensor:
+    return steps.round().view(-1, CHAIN).diff(prepend=steps.new_zeros(1, 1).expand(len(steps) // CHAIN, 1))
+
+
+WAYS = (
+    Way("white, ReLU", "none", OURS["none"]),
+    Way("white, ReLU", "mask", OURS["none"], MASK, apart),
+    Way("white, ReLU", "dithered", OURS["dithered"], ITSELF, apart),
+    Way("AR(0.9), ReLU", "none", OURS["none"]),
+    Way("AR(0.9), ReLU", "lorenzo", lambda bound: sg.Bounded(bound=bound, predict="lorenzo"), ITSELF, differences),
+    Way("AR(0.9), ReLU", "dithered", OURS["dithered"], ITSELF, apart),
+    Way("white", "none", OURS["none"]),
+    Way("white", "dithered", OURS["dithered"], ITSELF, apart),
+)
+
+
+def correlated(n: int, keep: float) -> Tensor:
+    """Chains of x_t = keep x_(t-1) + noise, of variance 1."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(CHAIN, n // CHAIN, generator=generator)
+    for before, now in pairwise(noise):
+        now.mul_(math.sqrt(1 - keep**2)).add_(before, alpha=keep)
+    return noise.t().flatten()
+
+
+def made(name: str, n: int) -> Tensor:
+    x = correlated(n, 0.9 if name.startswith("AR") else 0.0)
+    return x.relu() if name.endswith("ReLU") else x
+
+
+def synthetic(args: argparse.Namespace) -> Iterator[Row]:
+    for dtype in (torch.float32, torch.bfloat16):
+        for way in WAYS:
+            x = made(way.data, args.elements).to(args.device, dtype)
+            for part in args.bounds:
+                row = ours(way.data, part, way.name, [way.codec(part)], [x], args.repeats, way.demand)
+                limit = x.nbytes * 8 / bits_of(way.numbers(x.float() / (2 * part)))
+                yield row
+                yield replace(row, way="entropy", ratio=limit, pack_gbs=None, unpack_gbs=None, copy_gbs=None)
+
+
+# --- others ---
 
 
 @dataclass(frozen=True)
@@ -190,8 +277,8 @@ def theirs(model: str, part: float, peer: Peer, bounds: Sequence[float], tensors
     return Row(model, part, peer.name, ratio, dense / (packed - began) / 1e9, dense / (ended - packed) / 1e9, None)
 
 
-HEAD = ("model", "bound", "way", "ratio", "pack GB/s", "unpack GB/s", "of copy")
-LINE = "{:10} {:>6} {:18} {:>7} {:>10} {:>12} {:>14}"
+HEAD = ("model", "dtype", "bound", "way", "ratio", "pack GB/s", "unpack GB/s", "of copy")
+LINE = "{:13} {:8} {:>6} {:18} {:>7} {:>10} {:>12} {:>14}"
 
 
 def shown(row: Row) -> str:
@@ -199,7 +286,7 @@ def shown(row: Row) -> str:
     of_copy = "-"
     if row.copy_gbs and row.pack_gbs and row.unpack_gbs:
         of_copy = f"{row.pack_gbs / row.copy_gbs:.0%}, {row.unpack_gbs / row.copy_gbs:.0%}"
-    return LINE.format(row.model, row.bound, row.way, f"{row.ratio:.2f}x", *rates, of_copy)
+    return LINE.format(row.model, row.dtype, row.bound, row.way, f"{row.ratio:.2f}x", *rates, of_copy)
 
 
 def plotted(found: Sequence[Row], path: Path) -> Path:
@@ -228,10 +315,12 @@ def plotted(found: Sequence[Row], path: Path) -> Path:
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["resnet18", "vit"], metavar="TASK")
+    parser.add_argument("--tasks", nargs="+", choices=ALL_TASKS, default=["resnet18", "vit"], metavar="TASK")
     parser.add_argument("--bounds", nargs="+", type=float, default=[0.03, 0.1, 0.3], help="parts of the deviation")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("SLIMGRAD_DATA", "data")))
     parser.add_argument("--cache", type=Path, default=Path("out/cache"))
+    parser.add_argument("--synthetic", action="store_true", help="made data instead of tasks")
+    parser.add_argument("--elements", type=int, default=2**22, help="of made data, whole thousands (1024)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a smoke test and not a result")
     parser.add_argument("--json", type=Path, help="write the rows here too")
@@ -239,13 +328,17 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(words)
     if any(not 0 < bound < math.inf for bound in args.bounds):
         parser.error("--bounds must be positive")
+    if args.elements < CHAIN or args.elements % CHAIN:
+        parser.error(f"--elements must be a multiple of {CHAIN}")
+    if args.synthetic and args.plot:
+        parser.error("--plot draws tasks")
     return args
 
 
 def main() -> None:
     args = arguments()
     print(describe(args.device), LINE.format(*HEAD), sep="\n")
-    found = printed(rows(args), shown)
+    found = printed(synthetic(args) if args.synthetic else rows(args), shown)
     written(found, args.json)
     if args.plot:
         plotted([Row(**row) for row in found], args.plot)

@@ -179,7 +179,6 @@ BOUNDEDS = (
 )
 
 
-
 def channels_kept(codec: Channels) -> Callable[[Tensor, Tensor], bool]:
     """These channels are what they were, the others zero."""
 

@@ -13,6 +13,7 @@ from tasks.images import CIFAR10, DIGITS
 from tasks.resmlp import resmlp
 from tasks.resnet import resnet18
 from tasks.sentences import SST2, TREC, minilm_for_sst2, minilm_for_trec
+from tasks.vgg import vgg16
 
 TASKS: dict[str, Task] = {
     "resnet18": Task(
@@ -53,3 +54,13 @@ TASKS: dict[str, Task] = {
         metric=NATS_PER_CHARACTER,
     ),
 }
+
+ALL_TASKS: dict[str, Task] = TASKS | {
+    "vgg16": Task(
+        model="VGG-16",
+        sources=(CIFAR10, DIGITS),
+        build=vgg16,
+        recipe=Recipe(steps=485, batch=512, optimizer="sgd", lr=0.1, weight_decay=5e-4, warmup=0.25),
+    ),
+}
+"""With those that accuracy.py does not train: bounded.py and comet_ratio.py do."""

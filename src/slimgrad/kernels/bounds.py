@@ -39,7 +39,7 @@ then a ReLU's mask can be read from what is unpacked. Numbers then stand for the
 step and not for the ones around them.
 
 NOTE [Errors that do not know each other]
-Neighbours in a smooth map are rounded alike: their errors add up in a gradient instead of cancelling, to 1.2 to 5.4
+Neighbours in a smooth map are rounded alike: their errors add up in a gradient instead of cancelling, to 1.2 to 5.0
 times what independent ones would (convolutions on photographs, bounds of 0.02 and 0.2). With DITHER the intervals of
 each element are shifted by a part of a step of its own, which is known again when it is unpacked: errors are then
 even, and any two of them independent, whatever the data. A chunk's shifts follow from a hash of where it is, an odd
