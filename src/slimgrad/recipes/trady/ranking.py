@@ -111,9 +111,9 @@ def a_priori(layers: Mapping[str, tuple[int, int, int]]) -> dict[str, float]:
     """Without a measurement; path -> (channels, C^W, C^A).
 
     The gradient of a channel has C^W elements, each a sum over C^A positions: as if all terms were independent and
-    alike, its norm is the square root of both. On the MobileNetV2 of TraDy's paper that ranks layers as measured ones are
-    (Spearman 0.83), and 34 of 36 layers of the measured pool are in this one, which has 37. To take all gradients for
-    equally large gives 0.78, and 23 of 36.
+    alike, its norm is the square root of both. On the MobileNetV2 of TraDy's paper that ranks layers much as measured
+    gradients do (Spearman 0.83), and 34 of 36 layers of the measured pool are in this one, which has 37. To take all
+    gradients for equally large gives 0.78, and 23 of 36.
     """
     return {path: n * math.sqrt(weights * inputs) / (weights + inputs) for path, (n, weights, inputs) in layers.items()}
 
