@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import slimgrad as sg
-from slimgrad.kernels.channels import Kernels
+from slimgrad.kernels.channels import Kernels, norms, spread
 from slimgrad.ops.channel_operand import ChannelOperand
 from tests.models import PRODUCTS, Behind, one_backward
 
@@ -67,9 +67,9 @@ def test_dw_is_that_of_the_channels_and_dx_sees_everything(name: str, put_togeth
         assert torch.equal(y, treated_y), "forward"
         assert torch.equal(dx, treated_dx), "dX"
         dense, found = plain.layer.weight.grad, treated.layer.weight.grad
-        assert torch.allclose(of.part(found, index), of.part(dense, index), rtol=1e-10, atol=1e-10)
-        others = torch.tensor(sorted(set(range(channels)) - set(indices)))
-        assert not of.part(found, others).any()
+        parts, others = of.parts(index), of.parts(torch.tensor(sorted(set(range(channels)) - set(indices))))
+        assert torch.allclose(parts.take(found), parts.take(dense), rtol=1e-10, atol=1e-10)
+        assert not others.take(found).any()
         assert found.stride() == dense.stride()
         if plain.layer.bias is not None:
             assert torch.equal(treated.layer.bias.grad, plain.layer.bias.grad)
@@ -82,12 +82,15 @@ def test_dw_is_that_of_the_channels_and_dx_sees_everything(name: str, put_togeth
 def test_a_part_of_a_weight_that_is_put_back_is_the_weight(name: str) -> None:
     layer = LAYERS[name][0]()
     of = kernels_of(layer)
-    index = torch.arange(of.channels)
+    parts = of.parts(torch.arange(of.channels))
     weight = layer.weight.detach()
-    part = of.part(weight, index)
-    assert part.shape[0] == of.channels and part.numel() == weight.numel()
-    assert torch.equal(of.spread(weight, index, part), weight)
-    assert of.spread(weight, index[:1], part[:1]).count_nonzero() == part[0].count_nonzero()
+    part = parts.take(weight)
+    assert part.shape[parts.at] == of.channels and part.numel() == weight.numel()
+    assert torch.equal(spread(parts, weight, part), weight)
+    one = of.parts(torch.tensor([1]))
+    alone = spread(one, weight, one.take(weight))
+    assert alone.count_nonzero() == weight.numel() // of.channels
+    assert torch.allclose(norms(parts, parts.take(alone))[1], alone.norm())
 
 
 def test_flops_are_those_of_the_channels() -> None:

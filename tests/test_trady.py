@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import slimgrad as sg
 from slimgrad.recipes.trady import draws
 from slimgrad.recipes.trady.controller import TradyController
-from slimgrad.recipes.trady.costs import layers_of, states_of
+from slimgrad.recipes.trady.costs import Layer, layers_of, states_of
 from slimgrad.recipes.trady.ranking import pool
 from slimgrad.spec.budgets import bytes_of
 from tests.models import images
@@ -75,10 +75,13 @@ def controller(run: sg.Run) -> TradyController:
 
 def channel_parts(model: nn.Module) -> dict[str, Tensor]:
     """The part of each weight that belongs to each channel."""
-    return {
-        path: layer.kernels.part(layer.weight.detach(), torch.arange(layer.kernels.channels))
-        for path, layer in layers_of(model).items()
-    }
+    return {path: by_channel(layer, layer.weight.detach()) for path, layer in layers_of(model).items()}
+
+
+def by_channel(layer: Layer, weight: Tensor) -> Tensor:
+    """Channels first."""
+    parts = layer.kernels.parts(torch.arange(layer.kernels.channels))
+    return parts.take(weight).movedim(parts.at, 0)
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
@@ -144,7 +147,7 @@ def test_gradients_are_those_of_the_dense_model_for_the_channels() -> None:
     for path, indices in controller(run).choice.channels.items():
         layer = layers_of(dense)[path]
         index = torch.tensor(indices)
-        expected = layer.kernels.part(layer.weight.grad, index)
+        expected = by_channel(layer, layer.weight.grad)[index]
         assert torch.allclose((before[path] - after[path])[index], expected, rtol=1e-9, atol=1e-12)
     assert torch.allclose(dense[14].weight.grad, model[14].weight.grad)
 
@@ -167,7 +170,8 @@ def test_gradients_accumulate_over_batches_and_a_draw_waits_for_the_step() -> No
     F.cross_entropy(other(images(8).double()), torch.arange(8), reduction="sum").backward()
     for path, indices in chosen.channels.items():
         layer = layers_of(other)[path]
-        assert torch.allclose(pending[path], layer.kernels.part(layer.weight.grad, torch.tensor(indices)))
+        parts = layer.kernels.parts(torch.tensor(indices))
+        assert torch.allclose(pending[path], parts.take(layer.weight.grad))
     loss_of(model.float())
     assert controller(run).choice is not chosen
 
@@ -380,7 +384,7 @@ def test_rgn_is_the_norm_of_each_channels_gradient_over_its_cost() -> None:
     assert [rank.path for rank in ranking.layers] == list(costs)
     for rank in ranking.layers:
         layer = layers_of(dense)[rank.path]
-        part = layer.kernels.part(layer.weight.grad, torch.arange(layer.kernels.channels))
+        part = by_channel(layer, layer.weight.grad)
         expected = 3 * part.flatten(1).norm(dim=1) / costs[rank.path]
         assert torch.allclose(torch.tensor(rank.by_channel), expected, rtol=1e-3)
         assert abs(rank.rgn - float(expected.sum())) < 1e-3 * rank.rgn
@@ -515,7 +519,7 @@ def test_without_an_optimizer_gradients_are_zeros_for_other_channels_and_the_rep
         if chosen is None:
             assert layer.weight.grad is None
             continue
-        part = layer.kernels.part(layer.weight.grad, torch.arange(layer.kernels.channels))
+        part = by_channel(layer, layer.weight.grad)
         others = [c for c in range(layer.kernels.channels) if c not in chosen]
         assert not part[others].any() and part[list(chosen)].any()
     assert "was given no optimizer" in run.report().notes[1]

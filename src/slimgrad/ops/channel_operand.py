@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slimgrad.codecs import Channels, Packed
-from slimgrad.kernels.channels import Kernels
+from slimgrad.kernels.channels import Kernels, spread
 from slimgrad.ops.operands import Convolution, Operand, aten
 
 
@@ -48,43 +47,39 @@ class ChannelOperand(Operand):
     def kernels(self, dy: Tensor, weight: Tensor, how: Convolution) -> Any:
         if self.packed.extra.dim != 1:
             return NotImplemented
-        if not len(self.places):
+        if not self.codec.indices:
             return torch.zeros_like(weight)
         of = Kernels(self.packed.layout.shape[1], how.groups, how.transposed)
-        if of.per_group == 1 and of.groups > 1 and not how.transposed:
+        if of.groups == 1:
+            part = _part(self.kept, dy, weight, how)
+        elif of.per_group == 1 and not how.transposed:
             part = _depthwise(self.kept, dy, weight, how, self.places)
         else:
-            part = _by_groups(self.kept, dy, weight, how, self._members(of))
-        return of.spread(weight, self.places, part)
+            part = self._by_groups(dy, weight, how, of)
+        return spread(of.parts(self.places), weight, part)
 
-    def _members(self, of: Kernels) -> list[int]:
-        """How many of the channels each group has; of what the host knows, so that nobody waits for the device."""
+    def _by_groups(self, dy: Tensor, weight: Tensor, how: Convolution, of: Kernels) -> Tensor:
+        """How many channels each group has follows from what the host knows, so that nobody waits for the device."""
         counts = Counter(channel // of.per_group for channel in self.codec.indices)
-        return [counts[group] for group in range(of.groups)]
-
-
-def _by_groups(x: Tensor, dy: Tensor, weight: Tensor, how: Convolution, members: Sequence[int]) -> Tensor:
-    """The gradients of the parts of the weight that belong to the channels x: [channels, C_out / groups, *kernel]."""
-    groups = zip(x.split(members, 1), dy.chunk(how.groups, 1), strict=True)
-    found = [_part(mine, others, weight, how) for mine, others in groups if mine.shape[1]]
-    return torch.cat(found) if len(found) > 1 else found[0]
+        groups = zip(self.kept.split([counts[g] for g in range(of.groups)], 1), dy.chunk(of.groups, 1), strict=True)
+        found = [_part(mine, others, weight, how) for mine, others in groups if mine.shape[1]]
+        return torch.cat([part if how.transposed else part.transpose(0, 1) for part in found])
 
 
 def _part(x: Tensor, dy: Tensor, weight: Tensor, how: Convolution) -> Tensor:
-    """The same in one group."""
+    """dW of a convolution in one group."""
     channels, outputs, kernel = x.shape[1], dy.shape[1], weight.shape[2:]
     shape = (channels, outputs, *kernel) if how.transposed else (outputs, channels, *kernel)
-    found = _gradient(dy, x, weight.new_empty(shape), how._replace(groups=1))
-    return found if how.transposed else found.transpose(0, 1)
+    return _gradient(dy, x, weight.new_empty(shape), how._replace(groups=1))
 
 
-def _depthwise(x: Tensor, dy: Tensor, weight: Tensor, how: Convolution, index: Tensor) -> Tensor:
+def _depthwise(x: Tensor, dy: Tensor, weight: Tensor, how: Convolution, places: Tensor) -> Tensor:
     """Each channel has filters of its own, and of dY only theirs are read."""
     each = weight.shape[0] // how.groups
-    mine = dy.unflatten(1, (-1, each)).index_select(1, index).flatten(1, 2)
-    shape = (len(index) * each, 1, *weight.shape[2:])
-    found = _gradient(mine, x, weight.new_empty(shape), how._replace(groups=len(index)))
-    return found.view(len(index), each, *weight.shape[2:])
+    mine = dy.unflatten(1, (-1, each)).index_select(1, places).flatten(1, 2)
+    shape = (len(places) * each, 1, *weight.shape[2:])
+    found = _gradient(mine, x, weight.new_empty(shape), how._replace(groups=len(places)))
+    return found.view(len(places), each, *weight.shape[1:])
 
 
 def _gradient(dy: Tensor, x: Tensor, weight: Tensor, how: Convolution) -> Tensor:

@@ -89,9 +89,8 @@ class _Found:
     def _gradient(self, layer: Layer) -> Callable[[Tensor], None]:
         def look(weight: Tensor) -> None:
             assert weight.grad is not None
-            channels = torch.arange(layer.kernels.channels, device=weight.device)
-            part = layer.kernels.part(weight.grad, channels)
-            self.norms[layer.path] = self.norms.get(layer.path, 0) + norms(part)
+            parts = layer.kernels.parts(torch.arange(layer.kernels.channels, device=weight.device))
+            self.norms[layer.path] = self.norms.get(layer.path, 0) + norms(parts, parts.take(weight.grad))
             weight.grad = None
 
         return look

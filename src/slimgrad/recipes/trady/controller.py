@@ -282,7 +282,8 @@ class TradyController(Controller):
         for path, indices in choice.channels.items():
             layer = self.layers[path]
             layer.weight.requires_grad_(True)
-            self._weights[path] = ChannelWeights(layer, indices, self.optimizer)
+            looks = self.recipe.mode == "weighted"
+            self._weights[path] = ChannelWeights(layer, indices, self.optimizer, looks=looks)
             self._weight_handles.append(layer.weight.register_post_accumulate_grad_hook(_Gathered(self, path)))
 
     def _release(self) -> None:

@@ -15,26 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from slimgrad.kernels.channels import norms
+from slimgrad.kernels.channels import norms, spread
 from slimgrad.recipes.trady.costs import Layer
 
 
 class ChannelWeights:
     """The channels of one layer that are trained."""
 
-    def __init__(self, layer: Layer, indices: Sequence[int], optimizer: Optimizer | None) -> None:
+    def __init__(self, layer: Layer, indices: Sequence[int], optimizer: Optimizer | None, *, looks: bool) -> None:
         self.layer = layer
         self.optimizer = optimizer
+        self.looks = looks
         self.index = torch.tensor(indices, dtype=torch.int64, device=layer.weight.device)
-        self.parameter = nn.Parameter(self._part(layer.weight.detach()))
+        self.parts = layer.kernels.parts(self.index)
+        self.parameter = nn.Parameter(self.parts.take(layer.weight.detach()))
         self._version = layer.weight._version
         self.seen: Tensor | None = None
         """Sums over steps of the norms of each channel's gradient."""
         if optimizer is not None:
             _replace(optimizer, layer.weight, self.parameter)
-
-    def _part(self, weight: Tensor) -> Tensor:
-        return self.layer.kernels.part(weight, self.index)
 
     @property
     def is_pending(self) -> bool:
@@ -45,17 +44,17 @@ class ChannelWeights:
         """Follow the weight, if somebody else changed it, as by loading a checkpoint."""
         if self.layer.weight._version != self._version:
             with torch.no_grad():
-                self.parameter.copy_(self._part(self.layer.weight))
+                self.parameter.copy_(self.parts.take(self.layer.weight))
             self._version = self.layer.weight._version
 
     def gather(self) -> None:
         """The weight has a gradient: keep what belongs to these channels."""
         weight = self.layer.weight
         assert weight.grad is not None
-        part = self._part(weight.grad)
+        part = self.parts.take(weight.grad)
         if self.optimizer is None:
-            weight.grad = self.layer.kernels.spread(weight, self.index, part)
-            self.look(part)
+            weight.grad = spread(self.parts, weight, part)
+            self._look(part)
             return
         weight.grad = None
         if self.parameter.grad is None:
@@ -63,18 +62,19 @@ class ChannelWeights:
         else:
             self.parameter.grad += part
 
-    def look(self, gradient: Tensor) -> None:
-        """Remember how large the gradients of the channels are."""
-        found = norms(gradient)
-        self.seen = found if self.seen is None else self.seen + found
+    def _look(self, gradient: Tensor) -> None:
+        """Remember how large the gradients of the channels are, if somebody wants to know."""
+        if self.looks:
+            found = norms(self.parts, gradient)
+            self.seen = found if self.seen is None else self.seen + found
 
     def write(self) -> None:
         """The optimizer took a step."""
         if self.parameter.grad is not None:
-            self.look(self.parameter.grad)
+            self._look(self.parameter.grad)
             self.parameter.grad = None
         with torch.no_grad():
-            self.layer.kernels.put(self.layer.weight.detach(), self.index, self.parameter)
+            self.parts.put(self.layer.weight.detach(), self.parameter)
         self._version = self.layer.weight._version
 
     def norms(self) -> Tensor:
