@@ -25,6 +25,10 @@ class Places:
 class Data(Protocol):
     """A data set on one device. Every draw follows from the seed alone and is made on the CPU, before training."""
 
+    @property
+    def examples(self) -> int:
+        """To train on; as many make an epoch."""
+
     def batches(self, seed: int, steps: int, size: int) -> Iterator[Batch]:
         """Training batches, all of them full."""
 

@@ -26,6 +26,10 @@ class Characters:
         self.train, self.test = ids[:border].to(device), ids[border:].to(device)
         self.window = torch.arange(CONTEXT + 1, device=device)
 
+    @property
+    def examples(self) -> int:
+        return len(self.train) // CONTEXT
+
     def batches(self, seed: int, steps: int, size: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
         starts = torch.randint(len(self.train) - CONTEXT, (steps, size, 1), generator=generator).to(self.device)

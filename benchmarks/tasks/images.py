@@ -54,6 +54,10 @@ class Images:
         self.side = torch.arange(SIDE, device=device)
         self.channels = torch.arange(3, device=device).view(1, 3, 1, 1)
 
+    @property
+    def examples(self) -> int:
+        return len(self.images)
+
     def batches(self, seed: int, steps: int, size: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
         order = epochs_of(len(self.images), generator, steps, size).to(self.device)

@@ -39,6 +39,10 @@ class Sentences:
             for examples in (train, test)
         )
 
+    @property
+    def examples(self) -> int:
+        return len(self.train[0])
+
     def batches(self, seed: int, steps: int, size: int) -> Iterator[Batch]:
         ids, real, labels = self.train
         generator = torch.Generator().manual_seed(seed)

@@ -94,7 +94,7 @@ def trained(job: Job) -> Entry:
     model = task.build(job.places).to(device, memory_format=torch.channels_last)
     optimizer = optimizer_for(model, job.recipe, device)
     run = None if job.config == UNTOUCHED else sg.apply(model, job.config, optimizer=optimizer, min_bytes=MIN_BYTES)
-    losses, diverged_by = fitted(model, data, job.recipe, job.seed, device, optimizer)
+    losses, diverged_by = fitted(model, data, job.recipe, job.seed, device, optimizer, run)
     kept = {} if run is None else kept_under(run)
     figures = evaluated(model, islice(data.tests(2 * job.recipe.batch), job.recipe.test_batches), device)
     if diverged_by is None and not math.isfinite(figures["loss"]):
@@ -130,12 +130,21 @@ def loaded(source: Source, places: Places, device: torch.device) -> Data:
 
 
 def fitted(
-    model: nn.Module, data: Data, recipe: Recipe, seed: int, device: torch.device, optimizer: Optimizer
+    model: nn.Module,
+    data: Data,
+    recipe: Recipe,
+    seed: int,
+    device: torch.device,
+    optimizer: Optimizer,
+    run: sg.Run | None = None,
 ) -> tuple[list[float], int | None]:
     """Train. Mean losses along the way, and the step by which the loss was no number any more."""
+    epoch = max(1, data.examples // recipe.batch)
     total, losses, looked = torch.zeros((), device=device), [], 0
     for step, loss in enumerate(stepped(model, data, recipe, seed, device, optimizer)):
         total += loss
+        if run is not None and (step + 1) % epoch == 0:
+            run.epoch()
         if (step + 1) % LOOK_EVERY == 0 or step + 1 == recipe.steps:
             losses.append(float(total) / (step + 1 - looked))
             looked = step + 1
@@ -165,7 +174,9 @@ def stepped(
             loss = cross_entropy(model(*inputs), targets)
         loss.backward()
         if recipe.clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            # What the optimizer trains may be parts of the model's weights, as under trady.
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            nn.utils.clip_grad_norm_(trained, recipe.clip)
         optimizer.step()
         optimizer.zero_grad()
         yield loss.detach()
