@@ -119,7 +119,7 @@ def check_configs(configs: Sequence[str]) -> None:
     for config in configs:
         if config != UNTOUCHED:
             try:
-                sg.apply(nn.Linear(1, 1), config).remove()
+                sg.apply(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), config).remove()
             except sg.SlimgradError as error:
                 raise SystemExit(f"--configs: {error}") from error
 

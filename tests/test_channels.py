@@ -51,23 +51,28 @@ def kernels_of(layer: nn.Module) -> Kernels:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_dw_is_that_of_the_channels_and_dx_sees_everything(name: str, put_together: list[ChannelOperand]) -> None:
+def test_dw_is_that_of_the_channels_and_dx_sees_everything(
+    name: str, put_together: list[ChannelOperand], device: torch.device
+) -> None:
     build, shape = LAYERS[name]
     torch.manual_seed(0)
-    plain = Behind(build().double())
+    plain = Behind(build().double()).to(device)
     treated = copy.deepcopy(plain)
     channels = channels_of(plain.layer)
     indices = tuple(range(1, channels, 2))
     run = sg.apply(treated, sg.Channels(indices=indices), min_bytes=0)
-    x = torch.randn(shape, dtype=torch.float64)
+    x = torch.randn(shape, dtype=torch.float64).to(device)
     x = x.to(memory_format=torch.channels_last) if "channels_last" in name else x
-    of, index = kernels_of(plain.layer), torch.tensor(indices)
+    of, index = kernels_of(plain.layer), torch.tensor(indices, device=device)
     for _ in range(3):  # watched, counted, worked
         (y, dx, _), (treated_y, treated_dx, _) = one_backward(plain, x), one_backward(treated, x)
         assert torch.equal(y, treated_y), "forward"
         assert torch.equal(dx, treated_dx), "dX"
         dense, found = plain.layer.weight.grad, treated.layer.weight.grad
-        parts, others = of.parts(index), of.parts(torch.tensor(sorted(set(range(channels)) - set(indices))))
+        parts, others = (
+            of.parts(index),
+            of.parts(torch.tensor(sorted(set(range(channels)) - set(indices)), device=device)),
+        )
         assert torch.allclose(parts.take(found), parts.take(dense), rtol=1e-10, atol=1e-10)
         assert not others.take(found).any()
         assert found.stride() == dense.stride()

@@ -49,8 +49,9 @@ def network() -> nn.Sequential:
 
 
 def loss_of(model: nn.Module, seed: int = 0, batch: int = 8) -> Tensor:
-    x = images(batch, seed=seed)
-    return F.cross_entropy(model(x), torch.arange(batch) % 10)
+    device = next(model.parameters()).device
+    x = images(batch, seed=seed).to(device)
+    return F.cross_entropy(model(x), torch.arange(batch, device=device) % 10)
 
 
 def train(model: nn.Module, optimizer: Optimizer, steps: int = 2, first: int = 0) -> None:
@@ -80,13 +81,15 @@ def channel_parts(model: nn.Module) -> dict[str, Tensor]:
 
 def by_channel(layer: Layer, weight: Tensor) -> Tensor:
     """Channels first."""
-    parts = layer.kernels.parts(torch.arange(layer.kernels.channels))
+    parts = layer.kernels.parts(torch.arange(layer.kernels.channels, device=weight.device))
     return parts.take(weight).movedim(parts.at, 0)
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_what_is_not_chosen_does_not_change_by_a_bit(make: Callable[[nn.Module], Optimizer]) -> None:
-    model = network().train()
+def test_what_is_not_chosen_does_not_change_by_a_bit(
+    make: Callable[[nn.Module], Optimizer], device: torch.device
+) -> None:
+    model = network().train().to(device)
     optimizer = make(model)
     train(model, optimizer)  # so that there are momenta of everything
     run = sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
@@ -174,6 +177,27 @@ def test_gradients_accumulate_over_batches_and_a_draw_waits_for_the_step() -> No
         assert torch.allclose(pending[path], parts.take(layer.weight.grad))
     loss_of(model.float())
     assert controller(run).choice is not chosen
+
+
+def test_backward_ends_below_the_first_layer_that_is_trained() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = sg.apply(model, sg.trady(BUDGET, coverage=0.1), optimizer=optimizer)
+    seen: dict[int, bool] = {}
+    for number in (0, 3, 7, 10, 14):
+        model[number].register_forward_hook(lambda m, a, y, number=number: seen.update({number: y.requires_grad}))
+    loss_of(model).backward()
+    (path,) = controller(run).choice.channels
+    assert seen == {number: number >= int(path) for number in seen} and path in ("7", "10")
+
+
+def test_several_processes_are_refused_before_anything_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    model = network()
+    with pytest.raises(sg.UnsupportedModelError, match="trains in one process so far"):
+        sg.apply(model, sg.trady(BUDGET))
+    assert all(p.requires_grad for p in model.parameters())
 
 
 def test_no_draw_exceeds_the_budget_and_all_channels_come() -> None:
