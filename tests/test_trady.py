@@ -676,6 +676,16 @@ def test_transformers_train_channels_of_their_products() -> None:
         assert changed == {c for each in chosen for c in each.get(path, ())}
 
 
+def test_a_step_without_a_forward_that_was_seen_is_warned_of_once() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+    checkpoint(model, images(8).requires_grad_(), use_reentrant=False).sum().backward()
+    with pytest.warns(sg.SlimgradWarning, match="no channels are drawn"):
+        optimizer.step()
+    optimizer.step()
+
+
 def test_grad_error_takes_it() -> None:
     everything = sg.trady(10**9, coverage=1.0)
     found = sg.grad_error(network().eval(), (images(8), torch.arange(8)), everything, F.cross_entropy)

@@ -1,4 +1,4 @@
-"""The network of TraDy's paper at the paper's budgets: counts as published, and what a measured step keeps and computes."""
+"""The network of TraDy's paper at its budgets: counts as published, and what a measured step keeps and computes."""
 
 from __future__ import annotations
 

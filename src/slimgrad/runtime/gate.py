@@ -262,8 +262,8 @@ class Gate:
         self.outside.follow(rules)
         self.audits.clear()
         if self.stages.strict:  # other parameters are frozen in each epoch, and what was learnt does not come again
-            self.structures.clear()
-            self.taught.clear()
+            for known_by_key in (self.structures, self.taught, self.lessons, self.stock):
+                known_by_key.clear()
         for key, known in self.structures.items():
             self.structures[key] = self._decided(self.taught[key], is_stock=known.is_stock)
 

@@ -14,6 +14,7 @@ taken, as in the middle of gradient accumulation.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from slimgrad.errors import SpecError, UnsupportedModelError
+from slimgrad.errors import SlimgradWarning, SpecError, UnsupportedModelError
 from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.trady import draws
 from slimgrad.recipes.trady.choice import ChannelChoice
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 
 ONCE = ("static", "deterministic")
 """Modes that draw but once."""
+UNSEEN = (
+    "trady: the optimizer took a step before any training forward of the model was seen, so that no channels are drawn "
+    "and only what train= names is trained; a model that is compiled, or as a whole inside torch.utils.checkpoint, is "
+    "not seen"
+)
 
 
 class TradyController(Controller):
@@ -77,6 +83,7 @@ class TradyController(Controller):
         self._handles: list[RemovableHandle] = []
         self._weight_handles: list[RemovableHandle] = []
         self._is_attached = False
+        self._has_warned = False
         self._rules = recipe.rules({}, {})
 
     # --- what the run sees ---
@@ -156,6 +163,9 @@ class TradyController(Controller):
             weights.read()
 
     def end(self) -> None:
+        if self.choice is None and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(UNSEEN, SlimgradWarning, stacklevel=2)
         if self.optimizer is not None:
             for weights in self._weights.values():
                 weights.write()
