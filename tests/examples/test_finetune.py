@@ -27,6 +27,15 @@ def test_the_example_runs_without_files() -> None:
     assert all(method in shown for method in ("full", "classifier", "trady"))
 
 
+def test_the_text_encoder_runs_without_files() -> None:
+    shown = ran("examples/finetune_minilm.py", "--small", "--device", "cpu", "--ways", "full", "head", "budget")
+    assert all(way in shown for way in ("full", "head", "budget")) and "256KiB" in shown
+    refused = subprocess.run(
+        [sys.executable, "examples/finetune_minilm.py", "--data", "nowhere"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert refused.returncode == 1 and "there is no folder minilm in nowhere" in refused.stderr
+
+
 def test_the_benchmark_finds_again_what_it_trained(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     words = ("--small", "--device", "cpu", "--json", str(file), "--methods", "full", "trady", "trady, weighted")
