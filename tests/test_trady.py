@@ -399,9 +399,11 @@ def test_not_even_the_first_forward_holds_everything() -> None:
 def test_rgn_is_the_norm_of_each_channels_gradient_over_its_cost() -> None:
     model = network().eval()
     x, y = images(8), torch.arange(8)
-    before = [(p.grad, p.requires_grad) for p in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)  # somebody's, who goes on with them
     ranking = sg.trady_rank(model, [(x, y)], F.cross_entropy, steps=3)
-    assert [(p.grad, p.requires_grad) for p in model.parameters()] == before
+    assert all(p.requires_grad and torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+    model.zero_grad()
     dense = copy.deepcopy(model)
     F.cross_entropy(dense(x), y).backward()
     costs = {"0": 400, "3": 265, "7": 208, "10": 96}

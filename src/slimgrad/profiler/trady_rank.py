@@ -142,8 +142,10 @@ def _as_batch(arguments: Arguments) -> Any:
 
 @contextmanager
 def _still(model: nn.Module, whole: dict[str, nn.Module]) -> Iterator[None]:
-    """Everything frozen but those modules; gradients that were there are put back."""
+    """Everything frozen but those modules; gradients that were there are laid aside, and put back."""
     before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
     frozen = Frozen(model, whole)
     frozen.freeze()
     try:
