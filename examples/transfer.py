@@ -89,6 +89,16 @@ def fit(
     return Fitted(accuracy(model, data, 2 * batch), statistics.median(times), tuple(losses))
 
 
+def step_seconds(model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, steps: int = 5) -> float:
+    """Median time of a step, after two more."""
+    times = []
+    for _ in range(steps + 2):
+        began = _now(inputs.device)
+        step(model, optimizer, inputs, targets)
+        times.append(_now(inputs.device) - began)
+    return statistics.median(times[2:])
+
+
 def step(model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor, clip: float | None = None) -> Tensor:
     """Forward, backward and update; the loss."""
     loss = F.cross_entropy(model(inputs), targets)

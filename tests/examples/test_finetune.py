@@ -39,14 +39,14 @@ def test_the_text_encoder_runs_without_files() -> None:
 def test_the_benchmark_finds_again_what_it_trained(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     words = ("--small", "--device", "cpu", "--json", str(file), "--methods", "full", "trady", "trady, weighted")
-    first = ran("benchmarks/transfer.py", *words)
+    first = ran("benchmarks/budgeted.py", *words)
     rows = json.loads(file.read_text())
     assert [row["method"] for row in rows] == ["full", "trady", "trady", "trady", "trady, weighted"]
     full, smallest, *_ = rows
     assert smallest["kept"] * 10 < full["kept"] and smallest["flops"] * 10 < full["flops"]
     assert [row["flops"] for row in rows[1:4]] == sorted(row["flops"] for row in rows[1:4])
     before = file.stat().st_mtime_ns
-    again = ran("benchmarks/transfer.py", *words)
+    again = ran("benchmarks/budgeted.py", *words)
     assert file.stat().st_mtime_ns == before
     assert again.splitlines() == [line for line in first.splitlines() if line.startswith("|")]
 

@@ -1,10 +1,11 @@
 """Transfer learning under a strict budget: networks, data sets, ways to fine-tune and seeds, in one table.
 
-    python benchmarks/transfer.py --data DIR                       # MbV2-w0.35 on Flowers and Pets, all ways, 3 seeds
-    python benchmarks/transfer.py --data DIR --networks mobilenet_v2 --budgets 0.0223 0.0532 0.0748
-    python benchmarks/transfer.py --data DIR --tasks flowers102 --methods full trady --epochs 30 --seeds 0 1 2 3 4
-    python benchmarks/transfer.py --json out/transfer.json --table     # the table of what was trained before
-    python benchmarks/transfer.py --small                              # drawn shapes, one epoch: does it run?
+    python benchmarks/budgeted.py --data DIR                       # MbV2-w0.35 on Flowers and Pets, all ways, 3 seeds
+    python benchmarks/budgeted.py --data DIR --networks mobilenet_v2 --budgets 0.0223 0.0532 0.0748
+    python benchmarks/budgeted.py --data DIR --tasks flowers102 --methods full trady --epochs 30 --seeds 0 1 2 3 4
+    python benchmarks/budgeted.py --json out/transfer.json --table     # the table of what was trained before
+    python benchmarks/budgeted.py --times --batch 64 --threads 1      # step times alone; pictures are random
+    python benchmarks/budgeted.py --small                              # drawn shapes, one epoch: does it run?
 
 Every finished training is written to the JSON file, and found there again. Budgets are parts of all elements of a
 network; by default those of TraDy's paper, 27,946, 66,592 and 93,696 of 1,252,320. Layers are ranked on the other data
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import mobilenets
 import torch
+import transfer
 from finetune_mobilenet import METHODS, NETWORKS, Task, fine_tuned, ranking_of, task_of
 
 import slimgrad as sg
@@ -34,6 +36,8 @@ from slimgrad.report.human import human_bytes
 PAPER_BUDGETS = (27_946 / 1_252_320, 66_592 / 1_252_320, 93_696 / 1_252_320)
 FREE = ("full", "classifier")
 """Ways that no budget changes."""
+CLASSES, SIDE, ROUNDS = 37, mobilenets.SIDE, 5
+"""For step times: the size of Pets, and how often all ways take turns."""
 OTHER = {"flowers102": "pets", "pets": "flowers102", "shapes": "shapes"}
 """On which data layers are ranked."""
 
@@ -104,6 +108,28 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     return done
 
 
+def times(args: argparse.Namespace) -> Iterator[str]:
+    """Step times beside those of training everything, in the same round; random pictures."""
+    device = torch.device(args.device)
+    for network in args.networks:
+        model = NETWORKS[network](args.data, CLASSES).to(device).train()
+        everything = mobilenets.elements(model).total
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        batch = torch.randn(args.batch, 3, SIDE, SIDE, device=device), torch.arange(args.batch, device=device) % CLASSES
+        found: dict[int | None, list[float]] = {}
+        for _ in range(ROUNDS):
+            for budget in (None, 0, *(round(share * everything) for share in args.budgets)):
+                transfer.freeze_norms(model)  # as they are under a budget
+                run = None if budget is None else sg.apply(model, sg.trady(budget), optimizer=optimizer)
+                found.setdefault(budget, []).append(transfer.step_seconds(model, optimizer, *batch))
+                if run is not None:
+                    run.remove()
+        for budget, mine in found.items():
+            ratio = statistics.median(one / full for one, full in zip(mine, found[None], strict=True))
+            way = "everything" if budget is None else f"trady({budget})"
+            yield f"{network:16} batch {args.batch:4} {way:16} {1e3 * statistics.median(mine):8.1f} ms {ratio:6.2f}x"
+
+
 def table(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown; figures beside those of full fine-tuning of the same network, data and epochs."""
     yield "| network, data | way | elements | accuracy, % (seeds) | minus full | kept | | dW FLOPs | step |"
@@ -151,6 +177,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, default=Path("out/transfer.json"))
     parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--times", action="store_true", help="step times instead of trainings")
+    parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--small", action="store_true", help="drawn shapes, one epoch")
     args = parser.parse_args()
     if args.small:
@@ -160,8 +188,10 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    for line in table(run(args)):
-        print(line)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    for line in times(args) if args.times else table(run(args)):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":
