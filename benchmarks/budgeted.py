@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import mobilenets
 import torch
 import transfer
+import transfer_data
 from finetune_mobilenet import METHODS, NETWORKS, Task, fine_tuned, ranking_of, task_of
 
 import slimgrad as sg
@@ -65,8 +66,8 @@ def jobs_of(args: argparse.Namespace) -> Iterator[Job]:
             everything = _elements(network, task, args)
             for seed in args.seeds:
                 for method in args.methods:
-                    budgets = [0] if method in FREE else [round(share * everything) for share in args.budgets]
-                    for budget in budgets[: 1 if method not in ("trady",) else None]:
+                    shares = args.budgets if method == "trady" else args.budgets[:1]
+                    for budget in [0] if method in FREE else [round(share * everything) for share in shares]:
                         lr, clip = (args.lr_full, args.clip_full) if method == "full" else (args.lr, args.clip)
                         yield Job(network, task, method, budget, seed, args.epochs, lr, clip, args.batch, args.device)
 
@@ -173,7 +174,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr-full", type=float, default=0.015, help="of full fine-tuning, which diverges earlier")
     parser.add_argument("--clip-full", type=float, default=4.0)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--data", type=Path, help="folder of pictures and weights, see examples/finetune_mobilenet.py")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=transfer_data.data_folder(),
+        help="folder of pictures and weights, see examples/finetune_mobilenet.py",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, default=Path("out/transfer.json"))
     parser.add_argument("--table", action="store_true", help="train nothing")
@@ -190,8 +196,11 @@ def main() -> None:
     args = arguments()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    for line in times(args) if args.times else table(run(args)):
-        print(line, flush=True)
+    try:
+        for line in times(args) if args.times else table(run(args)):
+            print(line, flush=True)
+    except FileNotFoundError as error:
+        raise SystemExit(f"{error}; here: --data DIR, or --small") from None
 
 
 if __name__ == "__main__":

@@ -141,13 +141,6 @@ def _now(device: torch.device) -> float:
 # --- what is trained --------------------------------------------------------------------------------------------------
 
 
-def train_only(model: nn.Module, *trained: nn.Module) -> None:
-    """Freeze all parameters but those of some modules."""
-    model.requires_grad_(False)
-    for module in trained:
-        module.requires_grad_(True)
-
-
 def freeze_norms(model: nn.Module) -> None:
     """Have BatchNorm use the statistics it came with: to be called from `each_epoch`, as train() ends it."""
     for module in model.modules():

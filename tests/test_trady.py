@@ -708,7 +708,7 @@ def test_grad_error_takes_it() -> None:
         ({"seed": -1}, "seed must be a number from 0 on, found -1"),
         ({"mode": "best"}, "trady: mode must be one of uniform, weighted, static, full_random, deterministic; found"),
         ({"rest": "quant"}, "trady: rest must be a codec such as"),
-        ({"train": (3,)}, "trady: skip must name layers"),
+        ({"train": (3,)}, "trady: train must name layers"),
     ],
     ids=str,
 )

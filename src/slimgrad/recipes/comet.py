@@ -26,11 +26,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from slimgrad.codecs import Bounded, Codec, Lossless, codec_from_dict
+from slimgrad.codecs import Bounded, Codec, codec_from_dict
 from slimgrad.errors import SpecError
 from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.noise import allowed_bound, mean_size, norm, variance_by
-from slimgrad.recipes.pruning import check_shared, products, skip_names, skipped_paths
+from slimgrad.recipes.pruning import check_shared, products, skip_names, skipped_paths, with_rest
 from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules, Shapes
 from slimgrad.spec.values import checked_body, tuples
 
@@ -79,7 +79,7 @@ class Comet(Recipe):
 
     def rules(self, layers: Iterable[str], bounds: Mapping[str, float]) -> Rules:
         found = [Rule(InputOf(path), self.codec(bounds.get(path))) for path in layers]
-        return (*found, *([] if self.rest is None else [Rule("*", self.rest)]), Rule("*", Lossless()))
+        return with_rest(found, self.rest)
 
     def codec(self, bound: float | None) -> Bounded:
         if bound is None:

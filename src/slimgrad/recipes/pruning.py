@@ -54,12 +54,22 @@ def _head(model: nn.Module) -> list[str]:
 SKIPPED: dict[str, Callable[[nn.Module], list[str]]] = {"first": _first, "head": _head}
 
 
-def check_shared(recipe: str, skip: tuple[str, ...], rest: Codec | None) -> None:
-    """What every recipe for products is told: which are left out, and what treats the rest."""
+EXACTLY = Rule("*", Lossless())
+"""For what can be kept exactly in less."""
+
+
+def with_rest(rules: Iterable[Rule], rest: Codec | None, exact: Rule = EXACTLY) -> Rules:
+    """A recipe's own rules, then what treats the rest, then what is exact."""
+    return (*rules, *([] if rest is None else [Rule("*", rest)]), exact)
+
+
+def check_shared(recipe: str, names: tuple[str, ...], rest: Codec | None, setting: str = "skip") -> None:
+    """What every recipe for products is told: some layers by name, and what treats the rest."""
     if rest is not None and not isinstance(rest, Codec):
         raise SpecError(f"{recipe}: rest must be a codec such as Quant(bits=4), found {rest!r}")
-    if not all(isinstance(entry, str) for entry in skip):
-        raise SpecError(f"{recipe}: skip must name layers, or be {' or '.join(map(repr, SKIPPED))}; found {skip!r}")
+    if not all(isinstance(entry, str) for entry in names):
+        words = " or ".join(map(repr, SKIPPED))
+        raise SpecError(f"{recipe}: {setting} must name layers, or be {words}; found {names!r}")
 
 
 def skip_names(skip: Iterable[str]) -> tuple[str, ...]:
@@ -122,13 +132,11 @@ class Pruning(Recipe):
     def _rules(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> Rules:
         rules = [Rule(path, Keep() if some == 1 else self.codec(some)) for path, some in self.layers.items()]
         rules += self._operands(part, skipped, model)
-        if self.rest is not None:
-            rules.append(Rule("*", self.rest))
-        return (*rules, self._exact())
+        return with_rest(rules, self.rest, self._exact())
 
     def _exact(self) -> Rule:
         """For what can be kept exactly in less."""
-        return Rule("*", Lossless())
+        return EXACTLY
 
     def _operands(self, part: float, skipped: tuple[str, ...], model: nn.Module) -> list[Rule]:
         """The rules for all layers without a part of their own."""

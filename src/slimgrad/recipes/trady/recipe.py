@@ -9,10 +9,10 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
-from slimgrad.codecs import Channels, Codec, Lossless, codec_from_dict
+from slimgrad.codecs import Channels, Codec, codec_from_dict
 from slimgrad.codecs.selection import check_choice
 from slimgrad.errors import SpecError
-from slimgrad.recipes.pruning import check_shared, skip_names
+from slimgrad.recipes.pruning import check_shared, skip_names, with_rest
 from slimgrad.recipes.trady.controller import TradyController
 from slimgrad.recipes.trady.costs import Chosen, Layer, limit
 from slimgrad.recipes.trady.ranking import Ranking
@@ -52,7 +52,7 @@ class Trady(Recipe):
         if type(self.seed) is not int or self.seed < 0:
             raise SpecError(f"trady: seed must be a number from 0 on, found {self.seed!r}")
         check_choice("trady", "mode", self.mode, MODES)
-        check_shared("trady", self.train, self.rest)
+        check_shared("trady", self.train, self.rest, setting="train")
 
     @property
     def min_bytes(self) -> int:
@@ -70,7 +70,7 @@ class Trady(Recipe):
 
     def rules(self, layers: Mapping[str, Layer], chosen: Chosen) -> Rules:
         found = [Rule(InputOf(path), Channels(indices=mine, dim=layers[path].dim)) for path, mine in chosen.items()]
-        return (*found, *([] if self.rest is None else [Rule("*", self.rest)]), Rule("*", Lossless()))
+        return with_rest(found, self.rest)
 
     def __repr__(self) -> str:
         return super().__repr__().replace("Trady(", "trady(", 1)
