@@ -8,7 +8,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import ITSELF, Blocks, Bounded, Channels, Codec, Demand, FewBit, Keep, Lossless, Quant, TopK
+from slimgrad.codecs import (
+    ITSELF,
+    Blocks,
+    Bounded,
+    Channels,
+    Codec,
+    Demand,
+    Derive,
+    FewBit,
+    Keep,
+    Lossless,
+    Quant,
+    Recompute,
+    TopK,
+)
 from slimgrad.spec import Need
 from slimgrad.tables.functions import named
 
@@ -198,6 +212,8 @@ CHANNELS = (Channels(), Channels(indices=(0,)), Channels(indices=(0,), dim=0), C
 
 CASES: tuple[Case, ...] = (
     Case("keep", Keep(), dtypes=(*FLOATS, torch.int64, torch.bool)),
+    Case("derive itself", Derive(), dtypes=(*FLOATS, torch.int64, torch.bool)),
+    Case("recompute itself", Recompute(), dtypes=(*FLOATS, torch.int64, torch.bool)),
     Case("lossless itself", Lossless(), dtypes=(*FLOATS, torch.int64, torch.bool)),
     Case("lossless nothing", Lossless(), Demand(need=Need.NOTHING), delivers=lambda before, after: True),
     Case("lossless relu", Lossless(), Demand(need=Need.MASK, fn="relu"), delivers=same_sign_of_life),

@@ -1,6 +1,19 @@
 """slimgrad: train bigger models on the memory you have, by keeping less between forward and backward."""
 
-from slimgrad.codecs import Blocks, Bounded, Channels, Codec, FewBit, Keep, Lossless, Packed, Quant, TopK
+from slimgrad.codecs import (
+    Blocks,
+    Bounded,
+    Channels,
+    Codec,
+    Derive,
+    FewBit,
+    Keep,
+    Lossless,
+    Packed,
+    Quant,
+    Recompute,
+    TopK,
+)
 from slimgrad.errors import (
     BatchError,
     DoubleBackwardError,
@@ -44,6 +57,7 @@ __all__ = [
     "Channels",
     "Codec",
     "Comet",
+    "Derive",
     "DoubleBackwardError",
     "DropIT",
     "FewBit",
@@ -59,6 +73,7 @@ __all__ = [
     "Profile",
     "Quant",
     "Ranking",
+    "Recompute",
     "Report",
     "Rule",
     "RuleError",

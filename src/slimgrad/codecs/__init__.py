@@ -9,10 +9,12 @@ from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed
 from slimgrad.codecs.blocks import Blocks
 from slimgrad.codecs.bounded import Bounded
 from slimgrad.codecs.channels import Channels
+from slimgrad.codecs.derive import Derive
 from slimgrad.codecs.fewbit import FewBit
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
 from slimgrad.codecs.quant import Quant
+from slimgrad.codecs.recompute import Recompute
 from slimgrad.codecs.topk import TopK
 from slimgrad.errors import SpecError
 from slimgrad.kernels import Layout
@@ -26,6 +28,8 @@ CODECS: dict[str, type[Codec]] = {
     "Blocks": Blocks,
     "Bounded": Bounded,
     "Channels": Channels,
+    "Derive": Derive,
+    "Recompute": Recompute,
 }
 
 
@@ -45,12 +49,14 @@ __all__ = [
     "Channels",
     "Codec",
     "Demand",
+    "Derive",
     "FewBit",
     "Keep",
     "Layout",
     "Lossless",
     "Packed",
     "Quant",
+    "Recompute",
     "TopK",
     "codec_from_dict",
 ]

@@ -16,6 +16,26 @@ from slimgrad.kernels import Layout
 from slimgrad.spec import Need, Value
 
 
+class Derivation(Protocol):
+    """How one site's tensor is made again in backward; runtime knows them."""
+
+    @property
+    def open_ways(self) -> Sequence[Any]:
+        """Those that are not known to fail."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether what it is made of is kept exactly."""
+
+    def comes_out(self, tensor: Tensor) -> bool:
+        """Whether making it again gives the same bits; if not, that way is not tried again."""
+
+    def handle(self, tensor: Tensor) -> Any:
+        """What to hold instead of the tensor."""
+
+    def again(self, packed: Packed) -> Tensor: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Demand:
     """What backward asks of a saved tensor; the default asks for the tensor itself."""
@@ -25,6 +45,8 @@ class Demand:
     detail: Mapping[str, Any] = field(default_factory=dict)
     parameter: Tensor | None = None
     """The parameter whose copy this is, for WEIGHT."""
+    derivation: Derivation | None = None
+    """How the tensor can be made again from what others keep."""
     zeros: bool = False
     """Whether exact zeros must stay zeros, and nothing else become one: a ReLU's mask is read off the same Packed."""
 
@@ -138,6 +160,8 @@ class Codec(Value, ABC):
     """Whether what it unpacks stands for the values themselves, whoever reads them."""
     elementwise: ClassVar[bool] = False
     """Whether shape and strides are nothing to it, so that one Packed serves every view of the same memory."""
+    whole: ClassVar[bool] = True
+    """Whether one Packed may hold a whole storage for views with gaps that fill it together."""
     sized: ClassVar[bool] = True
     """Whether bytes follow from shape and dtype; if not, `promised` is a guess."""
 

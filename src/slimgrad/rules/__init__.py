@@ -1,10 +1,11 @@
 """Rules: which codec goes where, in Python and as text; and the recipes' contract."""
 
 from slimgrad.rules.recipe import Controller, Recipe, Shapes
-from slimgrad.rules.rule import AnyOf, InputOf, Operands, Rule, Rules, as_rules, check_against_model, path_matches
+from slimgrad.rules.rule import AnyOf, At, InputOf, Operands, Rule, Rules, as_rules, check_against_model, path_matches
 
 __all__ = [
     "AnyOf",
+    "At",
     "Controller",
     "InputOf",
     "Operands",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from slimgrad.codecs import CODECS, Codec, Lossless, codec_from_dict
+from slimgrad.codecs import CODECS, Codec, Derive, Lossless, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
 from slimgrad.kernels.blocks import extent
 from slimgrad.rules.wording import clauses
@@ -71,7 +71,34 @@ class InputOf(Value):
         return site.need is Need.OPERAND and site.path == self.path
 
 
-SELECTORS: dict[str, type[Operands | AnyOf | InputOf]] = {"operands": Operands, "any_of": AnyOf, "input_of": InputOf}
+@dataclass(frozen=True, repr=False)
+class At(Value):
+    """Selects sites one by one: by path, number of the call, and number of the tensor that the call saves."""
+
+    optional: ClassVar[bool] = True
+
+    keys: frozenset[tuple[str, int, int]]
+
+    def __call__(self, site: Site) -> bool:
+        return site.key in self.keys
+
+    def __repr__(self) -> str:
+        return f"At({len(self.keys)} sites)"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"type": "At", "version": self.version, "keys": [list(key) for key in sorted(self.keys)]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> At:
+        return cls(frozenset((path, call, index) for path, call, index in checked_body(cls, data)["keys"]))
+
+
+SELECTORS: dict[str, type[Operands | AnyOf | InputOf | At]] = {
+    "operands": Operands,
+    "any_of": AnyOf,
+    "input_of": InputOf,
+    "at": At,
+}
 """Functions of a site that can be written to JSON, by the key they are written under."""
 
 Where = str | type[nn.Module] | Need | Callable[[Site], bool]
@@ -186,7 +213,8 @@ def as_rules(what: Any) -> Rules:
         rules = tuple(Rule(where, codec) for where, codec in clauses(what))
         what = rules[0].codec if len(rules) == 1 and rules[0].where == "*" else rules
     if isinstance(what, Codec):
-        return (Rule("*", what), Rule("*", Lossless())) if what.lossy else (Rule("*", what),)
+        alone = not what.lossy and not isinstance(what, Derive)
+        return (Rule("*", what),) if alone else (Rule("*", what), Rule("*", Lossless()))
     if isinstance(what, Rule):
         return (what,)
     if isinstance(what, Sequence) and not isinstance(what, str) and what and all(isinstance(r, Rule) for r in what):

@@ -199,7 +199,7 @@ class Frame(ABC):
             return Kept(tensor)
         return self.seal(tensor, order, order.demand_for(scope.shapes))
 
-    def seal(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None = None) -> Sealed:
+    def seal(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None = None) -> Kept | Sealed:
         """Pack the tensor as ordered; a storage already packed the same way in this forward is packed once.
 
         `source` is what the tensor is a copy of, where its own graph cannot tell any more.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from slimgrad.errors import SlimgradWarning
-from slimgrad.rules import Rules, Shapes
+from slimgrad.rules import Rule, Rules, Shapes
 from slimgrad.runtime.batches import Arguments, call, shapes_of
 from slimgrad.runtime.fake import faked
 from slimgrad.runtime.frame import ROOT, WorkFrame, innermost_hook
@@ -23,8 +23,9 @@ from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.ledger import Audit, Fused
 from slimgrad.runtime.lesson import Lesson, Owners, lesson, owners_of
 from slimgrad.runtime.openings import Border, Local, Opening
-from slimgrad.runtime.orders import Structure, chosen, seal_held, structure
+from slimgrad.runtime.orders import Structure, chosen, refuted, seal_held, structure
 from slimgrad.runtime.outside import Outside
+from slimgrad.runtime.recomputed import Recomputing
 from slimgrad.runtime.stages import Stages
 from slimgrad.runtime.swaps import Stock, Swaps
 from slimgrad.runtime.watch import WatchFrame, watched
@@ -57,6 +58,7 @@ class Gate:
         self._parameters = tuple(model.parameters())
         self.local = Local()
         self.swaps = Swaps(self.modules, self.rules, self.local)
+        self.recomputing = Recomputing(self.modules, self.rules)
         self.stock: dict[Any, Stock] = {}
         self._lock = threading.RLock()
         self._handles: dict[str, tuple[RemovableHandle, ...]] = {}
@@ -70,6 +72,7 @@ class Gate:
 
     def attach(self) -> None:
         self.swaps.put_in()
+        self.recomputing.put_in()
         before = self.model.register_forward_pre_hook(Border(self, ROOT, "open"), with_kwargs=True, prepend=True)
         after = self.model.register_forward_hook(Border(self, ROOT, "shut"), always_call=True)
         self._root_handles = (before, after)
@@ -81,6 +84,7 @@ class Gate:
         self.detach()
 
     def detach(self) -> None:
+        self.recomputing.take_out()
         self.swaps.take_out()
         with self._lock:
             for handle in (*self._root_handles, *(h for pair in self._handles.values() for h in pair)):
@@ -212,6 +216,9 @@ class Gate:
         except Exception:
             self.remove()  # a rule was refused: nothing is packed, and the model is as it was
             raise
+        if frame.refuted:
+            self._note_refuted(frame.refuted)
+            self.structures[opening.key] = self._decided(self.taught[opening.key], is_stock=known.is_stock)
         self._hook_borders(known.borders)
         audit = Audit(frame, known, opening.owners, opening.allocated, self._fused(opening.key, frame))
         self.audits[opening.audit_key] = self.last = audit
@@ -230,14 +237,31 @@ class Gate:
         if frame.stock:
             self.stock[key] = self.swaps.learn(learnt, self.min_bytes)
         for rules in self.stages.to_come:  # refused now, not in the middle of a training
-            chosen(learnt, rules, self.modules, all_here=self._all_here, followed=self.swaps.rules)
+            chosen(learnt, rules, self.modules, all_here=self._all_here, followed=self._followed)
         found = self._decided(learnt, is_stock=frame.stock and bool(self.swaps))
         if pack:
+            found = self._confirmed(frame, learnt, found)
             seal_held(frame, learnt, found)
         self.structures[key] = found
         self.taught[key] = learnt
         self.lessons[key] = self.lessons.get(key, 0) + 1
         return found
+
+    def _confirmed(self, frame: WatchFrame, learnt: Lesson, found: Structure) -> Structure:
+        """The structure without derivations that do not give the very same bits."""
+        while names := refuted(frame, learnt, found):
+            self._note_refuted(names)
+            found = self._decided(learnt, is_stock=found.is_stock)
+        return found
+
+    def _note_refuted(self, names: Sequence[str]) -> None:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        self.notes[f"made again, {names[0]}{more} came out differently, so that is kept as rules say otherwise"] = None
+
+    @property
+    def _followed(self) -> set[Rule]:
+        """The rules that something else than a packed tensor follows."""
+        return {*self.swaps.rules, *self.recomputing.rules}
 
     @property
     def _all_here(self) -> bool:
@@ -251,7 +275,7 @@ class Gate:
             self.modules,
             min_bytes=self.min_bytes,
             all_here=self._all_here,
-            followed=self.swaps.rules,
+            followed=self._followed,
             swapped=self.swaps.paths,
             is_stock=is_stock,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 
 from slimgrad.codecs import Demand
 from slimgrad.runtime import needs
+from slimgrad.runtime.derivations import Derivation, ways
 from slimgrad.runtime.fake import Faked
 from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.graph import reveal, tensors_in
@@ -61,6 +62,8 @@ class Lesson:
     parameters: tuple[torch.Tensor | None, ...]
     siblings: tuple[int | None, ...]
     """For a slot that is relative to the shape of another one of its node: the number of that one's site."""
+    derivations: tuple[Derivation | None, ...]
+    """How what is saved at each site can be made again."""
     trail: tuple[Chain, ...]
     """For each tensor saved in the forward, in order, the module calls that were under way."""
 
@@ -75,7 +78,13 @@ class Lesson:
     def open_demand(self, number: int) -> Demand:
         """The same without the sibling's shape, which may be another one in the next step."""
         site = self.profile.sites[number]
-        return Demand(need=site.need, fn=site.fn, detail=self.answers[number].detail, parameter=self.parameters[number])
+        return Demand(
+            need=site.need,
+            fn=site.fn,
+            detail=self.answers[number].detail,
+            parameter=self.parameters[number],
+            derivation=self.derivations[number],
+        )
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def lesson(
     """Find the role of every tensor still held after the forward."""
     alive = [(record, held) for record in frame.records if (held := record.held()) is not None]
     labels = _labels(frame, roots, alive, modules)
-    by_slot = {(r.path, r.call, r.sequence, labels[h].slot): n for n, (r, h) in enumerate(alive) if h in labels}
+    by_slot = {(r.sequence, labels[h].slot): n for n, (r, h) in enumerate(alive) if h in labels}
     savers: dict[int, list[int]] = {}
     for number, (record, _) in enumerate(alive):
         savers.setdefault(record.storage_id, []).append(number)
@@ -110,14 +119,51 @@ def lesson(
         label = labels.get(held, BOUNDARY if record.boundary else Label())
         parameter = _parameter_behind(record, label, owners, modules.get(record.path))
         answer = _with_parameter(label.answer, parameter)
-        siblings.append(by_slot.get((record.path, record.call, record.sequence, answer.sibling or "")))
+        siblings.append(by_slot.get((record.sequence, answer.sibling or "")))
         answers.append(answer)
         parameters.append(parameter)
         sites.append(_site(record, label, answer, parameter, owners, modules, places[record.storage_id]))
     storages = [_storage(key, alive, found, sites, owners) for key, found in savers.items()]
-    profile = Profile(sites=tuple(sites), storages=tuple(storages), meta=meta)
     records = tuple(record for record, _ in alive)
-    return Lesson(profile, records, tuple(answers), tuple(parameters), tuple(siblings), tuple(frame.trail))
+    derivations = tuple(_derivation(record, by_slot, sites, records, modules) for record in records)
+    contents = _numbered(record.content for record in records)
+    sites = [
+        replace(site, content=content, sources=_sources(derivation))
+        for site, content, derivation in zip(sites, contents, derivations, strict=True)
+    ]
+    profile = Profile(sites=tuple(sites), storages=tuple(storages), meta=meta)
+    return Lesson(profile, records, tuple(answers), tuple(parameters), tuple(siblings), derivations, tuple(frame.trail))
+
+
+def _derivation(
+    record: Record,
+    by_slot: Mapping[tuple[int, str], int],
+    sites: Sequence[Site],
+    records: Sequence[Record],
+    modules: Mapping[str, nn.Module],
+) -> Derivation | None:
+    """How the record's tensor can be made again, from sites of this forward. Not from the gathered parameters of a
+    sharded model, which are gone when another module's backward runs.
+    """
+    if record.passage is None:
+        return None
+
+    def site_at(sequence: int, slot: str) -> int | None:
+        number = by_slot.get((sequence, slot))
+        return None if number is None or sites[number].parameter == UNNAMED else number
+
+    found = ways(record.passage.term, site_at, lambda number: modules.get(records[number].path))
+    return Derivation(record.passage.names, found) if found else None
+
+
+def _numbered(things: Iterable[Any]) -> list[int]:
+    """A small number for each, the same for equal ones."""
+    numbers: dict[Any, int] = {}
+    return [numbers.setdefault(thing, len(numbers)) for thing in things]
+
+
+def _sources(derivation: Derivation | None) -> tuple[tuple[int, ...], ...]:
+    return () if derivation is None else tuple(tuple(sorted(way.sites)) for way in derivation.ways)
 
 
 def _labels(

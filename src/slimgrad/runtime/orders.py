@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from slimgrad.codecs import CODECS, Codec, Keep
+from slimgrad.codecs import CODECS, Codec, Derive, Keep
 from slimgrad.errors import RuleError
 from slimgrad.rules import Rule
 from slimgrad.runtime.anchors import lay_out
+from slimgrad.runtime.deriving import derived, of_node, readers_of
 from slimgrad.runtime.frame import Calls
 from slimgrad.runtime.lesson import UNNAMED, Lesson
 from slimgrad.runtime.parts import Part, families, keepers, parts_of, promised_bytes, sharing
-from slimgrad.runtime.tickets import Kept, Order, Sharing
-from slimgrad.runtime.watch import WatchFrame
+from slimgrad.runtime.tickets import Held, Kept, Order, Sharing
+from slimgrad.runtime.watch import Record, WatchFrame
 from slimgrad.spec import Profile, Storage
 
 MIN_BYTES = {"cpu": 4 * 1024, "cuda": 2 * 1024 * 1024}
@@ -70,7 +71,18 @@ def chosen(
     Where not all sites are here (some are outside the model, under `with run:`), an unused rule is no mistake; nor is
     one that is `followed` in another way.
     """
-    choice: dict[int, Codec] = {}
+    return {number: codecs[0] for number, codecs in _offers(lesson, rules, modules, all_here, followed).items()}
+
+
+def _offers(
+    lesson: Lesson,
+    rules: Sequence[Rule],
+    modules: Mapping[str, nn.Module],
+    all_here: bool,
+    followed: Collection[Rule],
+) -> dict[int, list[Codec]]:
+    """Site number -> the codecs that rules offer it, the first first."""
+    choice: dict[int, list[Codec]] = {}
     selected: set[Rule] = set()
     served: set[Rule] = set()
     for number, site in enumerate(lesson.profile.sites):
@@ -83,7 +95,7 @@ def chosen(
             selected.add(rule)
             if rule.codec.serves(demand, dtype):
                 served.add(rule)
-                choice.setdefault(number, rule.codec)
+                choice.setdefault(number, []).append(rule.codec)
     for rule in rules:
         if rule.where == "*" or rule.is_optional or isinstance(rule.codec, Keep) or rule in followed:
             continue
@@ -126,28 +138,39 @@ def structure(
     is_stock: bool = False,
 ) -> Structure:
     """Decide per storage: it is packed only if every saver lets go and bytes are saved; otherwise it is left alone."""
-    choice = chosen(lesson, rules, modules, all_here=all_here, followed=followed)
+    offers = _offers(lesson, rules, modules, all_here, followed)
     packed: dict[int, Part] = {}
     orders: dict[int, Order] = {}
     reasons: dict[int, str] = {}
-    for number, storage in enumerate(lesson.profile.storages):
+    for number, storage in enumerate(lesson.profile.storages):  # in the order of their first savers: sources first
+        choice = {saver: offers[saver][0] for saver in storage.savers if saver in offers}
         parts = parts_of(storage, choice, lesson)
+        if any(isinstance(codec, Derive) for codec in choice.values()):
+            parts = derived(parts, packed, lesson) or parts_of(storage, _without_derive(storage, offers), lesson)
         why = _why_kept(storage, parts, lesson, min_bytes)
         if why is not None:
             reasons[number] = why
         else:
             packed |= parts
-    numbers, shares = families(packed.values()), sharing(packed, lesson)
+    numbers, shares, readers = families(packed.values()), sharing(packed, lesson), readers_of(packed, lesson)
     for saver, part in packed.items():
         family = numbers[part.codec, part.demand.key]
-        orders[lesson.records[saver].number] = _order(lesson, saver, part, family, shares[saver])
+        orders[lesson.records[saver].number] = _order(
+            lesson, saver, part, family, shares[saver], readers.get(saver, ())
+        )
     calls, borders = lay_out(lesson.trail, orders)
     fixtures = tuple(_fixtures(orders.values(), {*borders, *swapped}, modules))
     by_site = {order.site.key: order for order in orders.values()}
     return Structure(calls, borders, lesson.profile, by_site, reasons, is_stock, fixtures)
 
 
-def _order(lesson: Lesson, number: int, part: Part, family: int, shared: Sharing) -> Order:
+def _without_derive(storage: Storage, offers: Mapping[int, Sequence[Codec]]) -> dict[int, Codec]:
+    """What else the rules offer its savers."""
+    others = {s: [codec for codec in offers.get(s, ()) if not isinstance(codec, Derive)] for s in storage.savers}
+    return {saver: codecs[0] for saver, codecs in others.items() if codecs}
+
+
+def _order(lesson: Lesson, number: int, part: Part, family: int, shared: Sharing, readers: tuple[str, ...]) -> Order:
     record, sibling = lesson.records[number], lesson.siblings[number]
     return Order(
         site=lesson.profile.sites[number],
@@ -159,18 +182,41 @@ def _order(lesson: Lesson, number: int, part: Part, family: int, shared: Sharing
         sibling=None if sibling is None else lesson.records[sibling].number,
         family=family,
         sharing=shared,
+        readers=readers,
     )
 
 
 def seal_held(frame: WatchFrame, lesson: Lesson, found: Structure) -> None:
     """Pack, by the orders just made, the tensors a watched forward holds; those changed in place since stay."""
+    for number, record, held, order, tensor in _unchanged(lesson, found):
+        demand = order.demand if order.sibling is None else lesson.demand(number)
+        if order.derives:
+            demand = of_node(demand, held.maker)
+        held.ticket, held.maker = frame.seal(tensor, order, demand, record.origin), None
+
+
+def refuted(frame: WatchFrame, lesson: Lesson, found: Structure) -> list[str]:
+    """Make again what the orders say can be made again, while all tensors are there still, and compare: the names of
+    the sites where the bits differ. Such ways are not open any more.
+    """
+    names = []
+    for _, _, held, order, tensor in _unchanged(lesson, found):
+        if order.derives:
+            derivation = of_node(order.demand, held.maker).derivation
+            if derivation is not None and not derivation.comes_out(tensor):
+                names.append(order.site.name)
+    frame.reader.opened = False  # it was this that read the graph, not backward
+    return names
+
+
+def _unchanged(lesson: Lesson, found: Structure) -> Iterator[tuple[int, Record, Held, Order, Tensor]]:
+    """The tensors held as they were saved, for which there are orders."""
     for number, record in enumerate(lesson.records):
         held, order = record.held(), found.orders.get(record.key)
         if held is None or order is None or not isinstance(held.ticket, Kept):
             continue
         if held.ticket.tensor._version == held.ticket.version:
-            demand = order.demand if order.sibling is None else lesson.demand(number)
-            held.ticket = frame.seal(held.ticket.tensor, order, demand, record.origin)
+            yield number, record, held, order, held.ticket.tensor
 
 
 def _fixtures(orders: Iterable[Order], borders: Iterable[str], modules: Mapping[str, nn.Module]) -> Iterator[Fixture]:

@@ -40,7 +40,7 @@ def parts_of(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson) -> d
         if not codec.elementwise:
             parts |= {s: Part(codec, lesson.open_demand(s), lesson.records[s].view) for s in members}
             continue
-        for region, group in _by_region(members, storage, lesson).items():
+        for region, group in _by_region(codec, members, storage, lesson).items():
             exact = [s for s in _exact_savers(storage, choice, lesson, region) if s not in parts]
             parts |= _joint(codec, group, exact, region, lesson)
     return parts
@@ -55,10 +55,10 @@ def _enough(saver: int, storage: Storage, choice: Mapping[int, Codec], lesson: L
     codec, records = choice[saver], lesson.records
     if codec.holds_values or isinstance(codec, Keep | Lossless):
         return codec
-    demand, region = lesson.open_demand(saver), region_of(records[saver])
+    demand, region = lesson.open_demand(saver), records[saver].region
     for other in storage.savers:
         found = choice.get(other, codec)
-        if found.holds_values and region_of(records[other]) == region and found.serves(demand, records[saver].dtype):
+        if found.holds_values and records[other].region == region and found.serves(demand, records[saver].dtype):
             return found
     return codec
 
@@ -80,17 +80,18 @@ def _exact_savers(storage: Storage, choice: Mapping[int, Codec], lesson: Lesson,
         for saver in storage.savers
         if sites[saver].need is Need.MASK
         and isinstance(choice.get(saver), Lossless | None)
-        and region_of(records[saver]) == region
+        and records[saver].region == region
     ]
 
 
-def _by_region(savers: Sequence[int], storage: Storage, lesson: Lesson) -> dict[Any, list[int]]:
+def _by_region(codec: Codec, savers: Sequence[int], storage: Storage, lesson: Lesson) -> dict[Any, list[int]]:
     records = [lesson.records[saver] for saver in savers]
-    if any(not is_dense_layout(*record.view[1:]) for record in records) and _fill_together(records, storage):
+    gaps = codec.whole and any(not is_dense_layout(*record.view[1:]) for record in records)
+    if gaps and _fill_together(records, storage):
         return {WHOLE: list(savers)}
     found: dict[Any, list[int]] = {}
     for saver, record in zip(savers, records, strict=True):
-        found.setdefault(region_of(record), []).append(saver)
+        found.setdefault(record.region, []).append(saver)
     return found
 
 
@@ -100,12 +101,6 @@ def _fill_together(records: Sequence[Record], storage: Storage) -> bool:
     views = {record.view: record.bytes for record in records}
     tracked = all(record.is_tracked_view for record in records)
     return in_one_state and tracked and sum(views.values()) >= COVERED * storage.bytes
-
-
-def region_of(record: Record) -> Any:
-    """The elements of the storage that the record's view covers: a span, or the view itself where it has gaps."""
-    offset, shape, stride = record.view
-    return (record.dtype, offset, shape.numel()) if is_dense_layout(shape, stride) else record.view
 
 
 def keepers(storage: Storage, parts: Mapping[int, Part]) -> list[int]:

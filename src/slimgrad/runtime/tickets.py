@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from slimgrad.codecs import Codec, Demand, Packed
+from slimgrad.codecs import Codec, Demand, Derive, Packed
 from slimgrad.errors import DoubleBackwardError, SavedTensorModifiedError, SiteChangedError
 from slimgrad.ops.reading import reader
 from slimgrad.runtime import needs
@@ -93,10 +93,13 @@ class Order:
     holds_values: bool = field(init=False)
     alone: bool = field(init=False)
     """Whether each tensor has a Packed of its own, made of nothing but the tensor."""
+    derives: bool = field(init=False)
     read: Callable[[Packed], Tensor] = field(init=False)
     """What backward is handed of a Packed."""
     first_order: bool = field(init=False)
     """Whether second-order gradients must be refused."""
+    readers: tuple[str, ...] = ()
+    """Nodes that read it too, to make what they need from it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rank", len(self.site.shape))
@@ -105,11 +108,14 @@ class Order:
         object.__setattr__(self, "elementwise", self.codec.elementwise)
         object.__setattr__(self, "holds_values", self.codec.holds_values)
         object.__setattr__(self, "alone", self.codec.elementwise and self.sharing is Sharing.NONE)
+        object.__setattr__(self, "derives", isinstance(self.codec, Derive) and self.demand.derivation is not None)
         object.__setattr__(self, "read", reader(self.codec))
         object.__setattr__(self, "first_order", self.codec.lossy or self.answer.once)
 
     def matches(self, tensor: Tensor) -> bool:
         """Whether the tensor looks like the one this order was made for."""
+        if self.derives and not self.demand.derivation.fits(tensor):  # type: ignore[union-attr]
+            return False
         if tensor.dtype is not self.dtype or tensor.dim() != self.rank:
             return False
         if self.demand.parameter is not None:
@@ -128,6 +134,8 @@ class Order:
     def verify(self, node: Node) -> None:
         """Ask the node that really runs whether it needs what was learnt; a wrong gradient must never pass silently."""
         name = node.name()
+        if name in self.readers:
+            return
         # Where the values are held, it does not matter what is read of them; asking the node would take 10 us.
         if (self.holds_values and name == self.node) or self.node == needs.CHECKPOINT:
             return
@@ -263,11 +271,13 @@ class Sealed:
 class Held:
     """The ticket of a watched forward: first the tensor itself, then what the learnt order makes of it."""
 
-    __slots__ = ("__weakref__", "audit", "reader", "ticket")
+    __slots__ = ("__weakref__", "audit", "maker", "reader", "ticket")
 
-    def __init__(self, ticket: Kept | Sealed, reader: Reader) -> None:
+    def __init__(self, ticket: Kept | Sealed, reader: Reader, maker: Node | None = None) -> None:
         self.ticket = ticket
         self.reader = reader
+        self.maker = maker
+        """The node of a tensor that could be made again: one from before the node that saved it, never that one."""
         self.audit: Any = None
 
     def open(self) -> Tensor:
@@ -293,14 +303,14 @@ class Reader:
         self.found: list[Held] = []
 
     def read(self, node: Node, attribute: str) -> list[Held]:
-        self.reading, self.found = True, []
+        self.reading, found = True, self.found
         try:
             getattr(node, attribute)
         except RuntimeError:  # already freed: it keeps nothing any more
             return []
         finally:
-            self.reading = False
-        return self.found
+            self.reading, self.found = False, []  # what holds a ticket would hold its tensor
+        return found
 
 
 Ticket = Kept | Sealed | Held

@@ -12,12 +12,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import checkpoint
 
+from slimgrad.codecs import Demand
+from slimgrad.kernels import is_dense_layout
 from slimgrad.runtime import needs
+from slimgrad.runtime.derivations import Passage, passage
 from slimgrad.runtime.frame import ASIDE, Calls, Frame, Scope, innermost_hook, storage_of, view_of
-from slimgrad.runtime.tickets import Held, Origin, Reader, Ticket, is_output, origin, producer_name, sequence_number
+from slimgrad.runtime.tickets import (
+    Held,
+    Kept,
+    Order,
+    Origin,
+    Reader,
+    Sealed,
+    Ticket,
+    is_output,
+    origin,
+    producer_name,
+    sequence_number,
+)
 
 Chain = tuple[tuple[str, int], ...]
 """The module calls that are under way, outermost first: (path, which call of that module)."""
@@ -51,6 +67,8 @@ class Record:
     storage_bytes: int
     origin: Origin | None
     """Which output of which node it is a copy of in another dtype, if it is one."""
+    passage: Passage | None
+    """How it could be made again, as far as its own graph tells."""
     boundary: bool
     """Whether torch.utils.checkpoint saves it as an input of a region; its node hangs in no graph we could walk."""
 
@@ -62,6 +80,19 @@ class Record:
     @property
     def bytes(self) -> int:
         return int(self.shape.numel()) * self.dtype.itemsize
+
+    @property
+    def region(self) -> Any:
+        """The elements of the storage that its view covers: a span, or the view itself where it has gaps."""
+        offset, shape, stride = self.view
+        return (self.dtype, offset, shape.numel()) if is_dense_layout(shape, stride) else self.view
+
+    @property
+    def content(self) -> Any:
+        """The same for two tensors that hold the very same elements: in one memory, or copied from one tensor."""
+        if self.origin is not None:
+            return self.origin, *self.view[1:]
+        return self.storage_id, self.version, self.region
 
     @property
     def storage_id(self) -> int:
@@ -77,9 +108,12 @@ class WatchFrame(Frame):
         self.first = sequence_number()
         self.reader = Reader()
         self.records: list[Record] = []
+        self.refuted: list[str] = []
+        """Sites that did not come out the same when they were made again."""
         self.trail: list[Chain] = []
         """For each tensor saved, in order, where that was."""
         self._chains: list[Chain] = [()]
+        self._saving: set[int] = set()
         self._saved: dict[tuple[str, int], int] = {}
 
     def enter(self, path: str) -> None:
@@ -123,7 +157,8 @@ class WatchFrame(Frame):
         storage = storage_of(tensor)
         if storage is None:
             return ticket
-        held = Held(ticket, self.reader)
+        found = self._passage(tensor)
+        held = Held(ticket, self.reader, None if found is None else tensor.grad_fn)
         self.records.append(
             Record(
                 held=weakref.ref(held),
@@ -144,10 +179,31 @@ class WatchFrame(Frame):
                 storage=StorageWeakRef(storage),
                 storage_bytes=storage.nbytes(),
                 origin=origin(tensor),
+                passage=found,
                 boundary=_saved_by_checkpoint(),
             )
         )
+        self._saving.add(self.records[-1].sequence)
         return held
+
+    def seal(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None = None) -> Kept | Sealed:
+        """What was learnt on fake tensors is compared here, the first time that there are real ones."""
+        derivation = demand.derivation
+        is_sure = not order.derives or derivation is None or not derivation.exact or tensor.grad_fn is None
+        if not (is_sure or derivation.comes_out(tensor)):  # type: ignore[union-attr]
+            self.refuted.append(order.site.name)
+            return Kept(tensor)
+        return super().seal(tensor, order, demand, source)
+
+    def _passage(self, tensor: Tensor) -> Passage | None:
+        """Not for what its own node saves; nor where orders are known, which were made by what was found before."""
+        if self.calls or tensor.grad_fn is None or is_output(tensor):
+            return None
+        return passage(tensor, self._saves)
+
+    def _saves(self, node: Node, slot: str) -> bool:
+        """Only nodes that saved something here are asked: one of a checkpointed region would run that region again."""
+        return node._sequence_nr() in self._saving and bool(self.reader.read(node, f"_saved_{slot}"))
 
 
 def _leaf(tensor: Tensor) -> Any:

@@ -71,6 +71,10 @@ class Site(Value):
     """Index into Profile.storages."""
     parameter: str | None = None
     """The parameter behind it, for WEIGHT."""
+    content: int = 0
+    """The same number for sites that hold the very same elements, in one storage or as copies in several."""
+    sources: tuple[tuple[int, ...], ...] = ()
+    """Ways to make it again, the cheapest first: the numbers of the sites whose values each of them reads."""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -86,7 +90,7 @@ class Site(Value):
     def from_dict(cls, data: Mapping[str, Any]) -> Site:
         body = checked_body(cls, data)
         body["need"] = Need(body["need"])
-        body["shape"] = tuple(body["shape"])
+        body["shape"], body["sources"] = tuple(body["shape"]), tuples(body.get("sources", []))
         body["detail"] = {key: tuples(item) for key, item in body["detail"].items()}
         return cls(**body)
 

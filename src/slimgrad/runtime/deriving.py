@@ -1,0 +1,92 @@
+"""Which of the tensors that rules would derive can be: those whose sources tell their values all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch.autograd.graph import Node
+
+from slimgrad.codecs import Demand, Derive, Keep, Lossless
+from slimgrad.runtime.derivations import MOST_RERUNS, Derivation, Way
+from slimgrad.runtime.lesson import Lesson
+from slimgrad.runtime.parts import Part
+from slimgrad.spec import Need
+
+Parts = Mapping[int, Part]
+
+EXACT_BITS = ("bool", "dropout")
+"""Masks that are the tensor: one bit per element says all of it."""
+
+
+def derived(parts: Parts, packed: Parts, lesson: Lesson) -> dict[int, Part] | None:
+    """The parts of one storage with a way for each that is derived; None if one has no way that is open.
+
+    `packed` is what was decided for storages that were saved before, which all sources were.
+    """
+    found = dict(parts)
+    for saver, part in parts.items():
+        if not isinstance(part.codec, Derive):
+            continue
+        derivation = lesson.derivations[saver]
+        way = None if derivation is None else _open_way(derivation, packed)
+        if derivation is None or way is None:
+            return None
+        demand = Demand(need=Need.VALUES, derivation=derivation.by(way, exact=_is_exact(way, packed)))
+        found[saver] = replace(part, demand=demand)
+    return found
+
+
+def _open_way(derivation: Derivation, packed: Parts) -> Way | None:
+    """The first of which every source tells its values, and that does not run too much again."""
+    for way in derivation.open_ways:
+        if all(_tells(packed.get(site)) for site in way.sites) and reruns(way, packed) <= MOST_RERUNS:
+            return way
+    return None
+
+
+def reruns(way: Way, packed: Parts) -> int:
+    """Ops that run again, those for sources that are derived themselves included."""
+    behind = (packed[site].demand.derivation for site in way.sites if site in packed)
+    return way.reruns + sum(reruns(d.way, packed) for d in behind if isinstance(d, Derivation) and d.way is not None)
+
+
+def _tells(part: Part | None) -> bool:
+    """Whether what is kept of a source stands for its values."""
+    if part is None or isinstance(part.codec, Keep) or part.codec.holds_values:
+        return True
+    demand = part.demand
+    exactly = demand.need in (Need.WEIGHT, Need.INDEX) or (demand.need is Need.MASK and demand.fn in EXACT_BITS)
+    return isinstance(part.codec, Lossless) and exactly
+
+
+def _is_exact(way: Way, packed: Parts) -> bool:
+    """Whether all its sources are kept exactly."""
+    sources = [packed[site] for site in way.sites if site in packed]
+    derived = (part.demand.derivation for part in sources)
+    return not any(part.codec.lossy for part in sources) and all(d.exact for d in derived if isinstance(d, Derivation))
+
+
+def readers_of(packed: Parts, lesson: Lesson) -> dict[int, tuple[str, ...]]:
+    """Source -> the nodes that read it to make what they need."""
+    found: dict[int, dict[str, None]] = {}
+    for saver, part in packed.items():
+        derivation = part.demand.derivation
+        if not isinstance(derivation, Derivation) or derivation.way is None:
+            continue
+        pending = list(derivation.way.sites)
+        while pending:
+            site = pending.pop()
+            found.setdefault(site, {})[lesson.profile.sites[saver].node] = None
+            behind = packed[site].demand.derivation if site in packed else None
+            if isinstance(behind, Derivation) and behind.way is not None:
+                pending.extend(behind.way.sites)
+    return {site: tuple(names) for site, names in found.items()}
+
+
+def of_node(demand: Demand, node: Node | None) -> Demand:
+    """The demand for a tensor that lost its node."""
+    derivation = demand.derivation
+    assert isinstance(derivation, Derivation)
+    assert node is not None
+    return replace(demand, derivation=derivation.of(node))

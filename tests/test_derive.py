@@ -1,0 +1,305 @@
+"""Derive: what is made again in backward has the very same bits, wherever its sources are kept exactly."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import slimgrad as sg
+from slimgrad.runtime.derivations import Derivation, Handle
+from tests.zoo import ZOO, Entry, assert_same_gradients, fresh, gradients
+
+DTYPES = pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
+ENTRIES = pytest.mark.parametrize("entry", ZOO, ids=str)
+SMALL = 4096
+
+
+@DTYPES
+@ENTRIES
+def test_every_gradient_of_the_zoo_is_bit_equal_under_derive(
+    entry: Entry, autocast: torch.dtype | None, device: torch.device
+) -> None:
+    plain = fresh(entry, device)
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, sg.Derive(), min_bytes=SMALL)
+    for seed in range(3):  # watched, counted, worked
+        expected = gradients(entry, plain, device, autocast=autocast, seed=seed)
+        assert_same_gradients(expected, gradients(entry, treated, device, autocast=autocast, seed=seed))
+    report = run.report()
+    assert report.kept_after == report.promised, report
+    assert not [note for note in report.notes if "differently" in note]
+
+
+LEAST_SAVED = {"resnet": 0.2, "hf-vit": 0.25, "hf-llama": 0.25, "hf-bert": 0.15, "hf-resnet": 0.25}
+
+
+@pytest.mark.parametrize("name", LEAST_SAVED)
+def test_derive_saves_more_than_lossless_does(name: str) -> None:
+    entry = next(entry for entry in ZOO if entry.name == name)
+    kept = {}
+    for codec in (sg.Lossless(), sg.Derive()):
+        model = fresh(entry)
+        run = sg.apply(model, codec, min_bytes=SMALL)
+        gradients(entry, model, "cpu")
+        kept[codec] = run.report()
+    derived = kept[sg.Derive()]
+    assert derived.kept_after < (1 - LEAST_SAVED[name]) * derived.kept_before, derived
+    assert derived.kept_after < kept[sg.Lossless()].kept_after
+
+
+@ENTRIES
+def test_sites_taught_by_a_batch_are_compared_with_the_first_real_tensors(entry: Entry) -> None:
+    plain = fresh(entry)
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, sg.Derive(), batch=entry.batch("cpu"), min_bytes=SMALL)
+    for seed in range(2):
+        assert_same_gradients(gradients(entry, plain, "cpu", seed=seed), gradients(entry, treated, "cpu", seed=seed))
+    assert run.report().kept_after == run.report().promised
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(64)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def trained(model: nn.Module, x: Tensor, steps: int = 2) -> list[Tensor]:
+    for _ in range(steps):
+        model.zero_grad()
+        model(x).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def sites_of(run: sg.Run, codec: sg.Codec) -> list[str]:
+    return [site.site.name for site in run.report().sites if site.codec == repr(codec)]
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(128, 64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def block() -> Block:
+    torch.manual_seed(0)
+    return Block()
+
+
+def test_both_operands_of_a_transformer_block_are_derived(block: Block, x: Tensor) -> None:
+    run = sg.apply(block, sg.Derive())
+    trained(block, x)
+    assert sites_of(run, sg.Derive()) == ["up:AddmmBackward0.mat1", "down:AddmmBackward0.mat1"]
+    report = run.report()
+    assert report.kept_before - report.kept_after == 128 * (64 + 256) * 4
+
+
+def test_a_source_in_a_few_bits_is_unpacked_for_what_is_derived_from_it(block: Block, x: Tensor) -> None:
+    quant = sg.Quant(bits=4)
+    run = sg.apply(block, [sg.Rule("*", sg.Derive()), sg.Rule("*", quant)])
+    trained(block, x)
+    assert "down:AddmmBackward0.mat1" in sites_of(run, sg.Derive())
+    assert "(model):GeluBackward0.self" in sites_of(run, quant)
+    seen = {}
+    block.up.register_forward_hook(lambda module, args, output: seen.update(wide=output.detach()))
+    block.zero_grad()
+    out = block(x)
+    out.square().mean().backward()
+    coarse = F.gelu(quant.unpack(quant.pack(seen["wide"])))
+    assert block.down.weight.grad is not None
+    torch.testing.assert_close(block.down.weight.grad, (2 * out.detach() / out.numel()).T @ coarse)
+
+
+def test_what_is_kept_as_a_derivative_alone_is_no_source(block: Block, x: Tensor) -> None:
+    run = sg.apply(block, [sg.Rule("*", sg.Derive()), sg.Rule("*", sg.FewBit(bits=3)), sg.Rule("*", sg.Lossless())])
+    trained(block, x)
+    assert sites_of(run, sg.Derive()) == ["up:AddmmBackward0.mat1"]  # not what GELU made: its input is three bits now
+
+
+class Functional(nn.Module):
+    """Calls a norm with an epsilon that no attribute tells."""
+
+    def __init__(self, eps: float | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+        self.linear = nn.Linear(64, 64)
+        if eps is not None:
+            self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(F.layer_norm(x, (64,), self.weight, None, 1e-3))
+
+
+def test_a_norm_whose_epsilon_nobody_tells_is_kept(x: Tensor) -> None:
+    model = Functional(None)
+    run = sg.apply(model, sg.Derive())
+    trained(model, x)
+    assert not sites_of(run, sg.Derive())
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["watched", "with a batch"])
+def test_what_comes_out_differently_is_kept_and_said(x: Tensor, ahead: bool) -> None:
+    model = Functional(0.5)  # not the one it uses
+    plain = copy.deepcopy(model)
+    run = sg.apply(model, sg.Derive(), batch=x if ahead else None)
+    for one, two in zip(trained(model, x, 3), trained(plain, x, 3), strict=True):
+        assert torch.equal(one, two)
+    assert not sites_of(run, sg.Derive())
+    assert any("came out differently" in note for note in run.report().notes)
+
+
+def test_running_statistics_move_once(device: torch.device) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3)).to(device)
+    plain = copy.deepcopy(model)
+    run = sg.apply(model, sg.Derive(), min_bytes=0)
+    x = torch.randn(8, 3, 16, 16, device=device)
+    for one, two in zip(trained(model, x), trained(plain, x), strict=True):
+        assert torch.equal(one, two)
+    assert sites_of(run, sg.Derive())
+    for name, buffer in plain.named_buffers():
+        assert torch.equal(buffer, model.get_buffer(name))
+
+
+def test_a_frozen_bias_is_found_in_the_module() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
+    nn.init.normal_(model[1].bias)
+    model[1].bias.requires_grad_(False)
+    plain = copy.deepcopy(model)
+    run = sg.apply(model, sg.Derive())
+    x = torch.randn(8, 3, 16, 16)
+    for one, two in zip(trained(model, x), trained(plain, x), strict=True):
+        assert torch.equal(one, two)
+    assert sites_of(run, sg.Derive())
+
+
+def test_a_bias_changed_between_forward_and_backward_is_an_error() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
+    run = sg.apply(model, sg.Derive())
+    x = torch.randn(8, 3, 16, 16)
+    trained(model, x)
+    assert sites_of(run, sg.Derive())
+    loss = model(x).square().mean()
+    with torch.no_grad():
+        model[1].bias.add_(1)
+    with pytest.raises(sg.SavedTensorModifiedError, match="cannot be made again"):
+        loss.backward()
+
+
+def test_a_source_changed_in_place_is_an_error_as_in_stock_autograd() -> None:
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(64), nn.Linear(64, 64)
+            self.change = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            out = self.linear(self.norm(y))
+            if self.change:
+                y.zero_()
+            return out
+
+    model = Changing()
+    run = sg.apply(model, sg.Derive())
+    x = torch.randn(64, 64, requires_grad=True)
+    trained(model, x)
+    assert sites_of(run, sg.Derive())
+    model.change = True
+    loss = model(x).square().mean()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_second_order_gradients_are_exact(block: Block, x: Tensor) -> None:
+    plain = copy.deepcopy(block)
+    run = sg.apply(block, sg.Derive())
+    trained(block, x)
+    assert sites_of(run, sg.Derive())
+    second = []
+    for model in (block, plain):
+        model.zero_grad()
+        weights = [model.norm.weight, model.up.weight]
+        first = torch.autograd.grad(model(x).square().mean(), weights, create_graph=True)
+        sum(g.square().sum() for g in first).backward()
+        second.append([p.grad for p in model.parameters()])
+    for one, two in zip(*second, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_backward_may_run_twice_over_a_retained_graph(block: Block, x: Tensor) -> None:
+    run = sg.apply(block, sg.Derive())
+    trained(block, x)
+    block.zero_grad()
+    loss = block(x).square().mean()
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in block.parameters()]
+    loss.backward()
+    for p, first in zip(block.parameters(), once, strict=True):
+        assert torch.equal(p.grad, 2 * first)
+    assert sites_of(run, sg.Derive())
+
+
+def test_what_three_products_read_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(64)
+            self.heads = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            return sum(head(x) for head in self.heads)
+
+    model, x = Heads(), torch.randn(8, 16, 64)
+    run = sg.apply(model, sg.Derive())
+    trained(model, x)
+    assert len(sites_of(run, sg.Derive())) == 3
+    calls = []
+    norm = torch.native_layer_norm
+    loss = model(x).square().mean()
+    monkeypatch.setattr(torch, "native_layer_norm", lambda *args: calls.append(1) or norm(*args))
+    loss.backward()
+    assert len(calls) == 1
+
+
+def test_memory_is_let_go_without_the_garbage_collector(
+    block: Block, x: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ticket holds its tensor's node: if a node ever held itself that way, nothing would free it."""
+    handles: list[weakref.ref[Handle]] = []
+    handle = Derivation.handle
+
+    def remembered(self: Derivation, tensor: Tensor) -> Handle:
+        found = handle(self, tensor)
+        handles.append(weakref.ref(found))
+        return found
+
+    sg.apply(block, sg.Derive())
+    trained(block, x)
+    monkeypatch.setattr(Derivation, "handle", remembered)
+    gc.disable()
+    try:
+        out = block(x)
+        out.square().mean().backward()
+        del out
+        assert len(handles) == 2 and not any(ref() for ref in handles)
+        out = block(x)  # and where nobody calls backward
+        assert all(ref() for ref in handles[2:])
+        del out
+        assert not any(ref() for ref in handles)
+    finally:
+        gc.enable()
+
+
+def test_derive_by_itself_keeps_a_copy(x: Tensor) -> None:
+    packed = sg.Derive().pack(x)
+    assert torch.equal(sg.Derive().unpack(packed), x) and packed.nbytes == x.nbytes

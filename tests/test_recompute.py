@@ -1,0 +1,137 @@
+"""Recompute: whole modules run again in backward, their inputs packed by whatever rule fits."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import slimgrad as sg
+from tests.models import hook_count
+from tests.zoo import ZOO, assert_same_gradients, fresh, gradients
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, *, scale: float = 1.0) -> Tensor:
+        return x + scale * self.drop(self.down(self.act(self.up(self.norm(x)))))
+
+
+class Stack(nn.Module):
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return self.head(x)
+
+
+@pytest.fixture
+def model() -> Stack:
+    torch.manual_seed(0)
+    return Stack()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(128, 64, generator=torch.Generator().manual_seed(0))
+
+
+def step(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    model(x).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+INPUT = 128 * 64 * 4
+
+
+def test_only_the_inputs_of_blocks_are_kept_and_gradients_are_bit_equal(model: Stack, x: Tensor) -> None:
+    plain = copy.deepcopy(model)
+    run = sg.apply(model, [sg.Rule("blocks.*", sg.Recompute())])
+    for _ in range(3):
+        for one, two in zip(step(model, x), step(plain, x), strict=True):
+            assert torch.equal(one, two)
+    # the inputs of four blocks, of which the first is the model's own, and of the head
+    assert run.report().kept_after == 4 * INPUT
+
+
+def test_the_inputs_may_be_packed(model: Stack, x: Tensor) -> None:
+    run = sg.apply(model, "blocks.*: recompute(); quant(bits=8)")
+    step(model, x)
+    step(model, x)
+    report = run.report()
+    assert report.kept_after == report.promised < 4 * INPUT * 0.3
+    assert [site.site.node for site in report.sites].count("checkpoint") == 3
+
+
+def test_a_class_selects_modules_too_and_an_inner_one_goes_with_the_outer(model: Stack, x: Tensor) -> None:
+    by_class = sg.apply(model, [sg.Rule(Block, sg.Recompute()), sg.Rule(nn.Linear, sg.Recompute())])
+    step(model, x)
+    assert "forward" in model.blocks[0].__dict__ and "forward" not in model.blocks[0].up.__dict__
+    assert "forward" in model.head.__dict__
+    by_class.remove()
+
+
+def test_removing_leaves_no_trace(model: Stack, x: Tensor) -> None:
+    run = sg.apply(model, [sg.Rule("blocks.*", sg.Recompute())])
+    step(model, x)
+    run.remove()
+    assert not any("forward" in module.__dict__ for module in model.modules()) and hook_count(model) == 0
+
+
+def test_a_copy_is_untouched(model: Stack, x: Tensor) -> None:
+    sg.apply(model, [sg.Rule("blocks.*", sg.Recompute())])
+    step(model, x)
+    other = copy.deepcopy(model)
+    run = sg.apply(other, sg.Lossless())
+    step(other, x)
+    assert run.report().kept_after > 10 * INPUT
+
+
+def test_evaluation_runs_nothing_twice(model: Stack, x: Tensor) -> None:
+    sg.apply(model, [sg.Rule("blocks.*", sg.Recompute())])
+    calls = []
+    model.blocks[0].norm.register_forward_hook(lambda *_: calls.append(1))
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    assert len(calls) == 1
+    model.train()
+    step(model, x)
+    assert len(calls) == 3
+
+
+def test_a_need_selects_no_module(model: Stack) -> None:
+    with pytest.raises(sg.RuleError, match="by a path or a class"):
+        sg.apply(model, [sg.Rule(sg.Need.OPERAND, sg.Recompute())])
+    assert hook_count(model) == 0
+
+
+def test_a_forward_that_others_replaced_is_refused(model: Stack) -> None:
+    model.blocks[1].forward = lambda x, scale: x
+    with pytest.raises(sg.RuleError, match=r"blocks\.1 has a forward"):
+        sg.apply(model, [sg.Rule("blocks.*", sg.Recompute())])
+    assert hook_count(model) == 0
+
+
+@pytest.mark.parametrize(("name", "where"), [("hf-gpt2", "transformer.h.*"), ("hf-bert", "bert.encoder.layer.*")])
+def test_layers_of_transformers_are_bit_equal_when_they_run_again(name: str, where: str) -> None:
+    entry = next(entry for entry in ZOO if entry.name == name)
+    plain = fresh(entry)
+    plain.config.use_cache = False  # a cache lays keys out in other memory, where attention rounds in another order
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, [sg.Rule(where, sg.Recompute()), sg.Rule("*", sg.Derive()), sg.Rule("*", sg.Lossless())])
+    for seed in range(3):
+        assert_same_gradients(gradients(entry, plain, "cpu", seed=seed), gradients(entry, treated, "cpu", seed=seed))
+    assert run.report().kept_after == run.report().promised
