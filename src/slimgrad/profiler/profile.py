@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from slimgrad.errors import UnsupportedModelError
+from slimgrad.profiler.timeline import timeline as make_timeline
 from slimgrad.runtime.batches import Arguments, call, split
 from slimgrad.runtime.fake import faked
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.runtime.lesson import Owners, lesson, owners_of
+from slimgrad.runtime.lesson import Lesson, Owners, lesson, owners_of
 from slimgrad.runtime.run import check_model
 from slimgrad.runtime.watch import WatchFrame, watched
 from slimgrad.spec import OUTSIDE, Profile
@@ -26,6 +28,7 @@ def profile(
     *,
     fake: bool = False,
     device: torch.device | str | None = None,
+    timeline: bool = True,
 ) -> Profile:
     """What autograd keeps between forward and backward of one step.
 
@@ -34,7 +37,8 @@ def profile(
     autocast as training, with the model in the mode (train or eval) it will train in.
 
     `fake=True` allocates and computes nothing, for models that do not fit; `device` then says where to pretend to be.
-    Buffers, gradients and random state are left as they were.
+    Buffers, gradients and random state are left as they were. The step is run on fake tensors once more, backward too,
+    for the `timeline` that a plan needs; where that cannot be done, `meta["no_timeline"]` says why.
     """
     check_model(model, meta_allowed=fake)
     if device is not None and not fake:
@@ -45,9 +49,39 @@ def profile(
             with faked(model, arguments, device) as pretend:
                 owners = owners_of(model, (pretend.arguments, pretend.like(batch)), pretend)
                 like_loss = split(pretend.like(batch), loss_fn)[1]
-                return _watch(model, pretend.call, pretend.arguments, like_loss, owners, {"fake": True})
+                learnt = _watch(model, pretend.call, pretend.arguments, like_loss, owners, {"fake": True})
+        else:
+            with undisturbed(model):
+                owners = owners_of(model, (arguments, batch))
+                learnt = _watch(model, model, arguments, to_loss, owners, {"fake": False})
+    found = replace(learnt.profile, meta={**learnt.profile.meta, **_sizes(model, batch)})
+    return _with_timeline(found, learnt, model, batch, loss_fn, device) if timeline else found
+
+
+def _sizes(model: nn.Module, batch: Any) -> dict[str, int]:
+    """Bytes that are there before the step, and the elements that get gradients."""
+    tensors = {tensor.data_ptr() or id(tensor): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    return {
+        "model_bytes": sum(tensors.values()),
+        "batch_bytes": sum(tensor.nbytes for tensor in tensors_in(batch)),
+        "trained_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+    }
+
+
+def _with_timeline(
+    found: Profile,
+    learnt: Lesson,
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[..., Any] | None,
+    device: torch.device | str | None,
+) -> Profile:
+    try:
         with undisturbed(model):
-            return _watch(model, model, arguments, to_loss, owners_of(model, (arguments, batch)), {"fake": False})
+            steps = make_timeline(model, batch, loss_fn, learnt, device=device)
+    except UnsupportedModelError as error:
+        return replace(found, meta={**found.meta, "no_timeline": str(error)})
+    return replace(found, timeline=steps)
 
 
 def _watch(
@@ -57,7 +91,7 @@ def _watch(
     to_loss: Callable[[Any], Any],
     owners: Owners,
     meta: dict[str, Any],
-) -> Profile:
+) -> Lesson:
     frame = WatchFrame()
     allocated = _allocated()
     frame.enter(OUTSIDE)
@@ -71,7 +105,7 @@ def _watch(
     devices = sorted({str(record.device) for record in frame.records})
     meta |= {"model": type(model).__name__, "device": ", ".join(devices), "torch": torch.__version__}
     meta["mode"] = "train" if model.training else "eval"
-    return lesson(frame, roots, owners, dict(model.named_modules()), meta).profile
+    return lesson(frame, roots, owners, dict(model.named_modules()), meta)
 
 
 def _allocated() -> int | None:

@@ -11,6 +11,7 @@ from typing import Any
 from slimgrad.errors import SpecError
 from slimgrad.report import plots, text
 from slimgrad.spec.sites import Need, Site, Storage
+from slimgrad.spec.timeline import Timeline
 from slimgrad.spec.values import Value, checked_body, load_all
 
 INSTEAD = {
@@ -32,6 +33,8 @@ class Profile(Value):
 
     sites: tuple[Site, ...]
     storages: tuple[Storage, ...]
+    timeline: Timeline | None = None
+    """The step event by event, for plans; None if it could not be run on fake tensors, and meta says why."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Model class, device, torch version, whether tensors were fake, and the allocator's own figure if it was asked."""
 
@@ -82,4 +85,5 @@ class Profile(Value):
             sites, storages = load_all(Site, body["sites"]), load_all(Storage, body["storages"])
         except KeyError as error:
             raise SpecError(f"Profile: the JSON lacks {error}") from error
-        return cls(sites=sites, storages=storages, meta=body.get("meta", {}))
+        timeline = None if body.get("timeline") is None else Timeline.from_dict(body["timeline"])
+        return cls(sites=sites, storages=storages, timeline=timeline, meta=body.get("meta", {}))

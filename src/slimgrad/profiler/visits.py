@@ -1,0 +1,94 @@
+"""Visits: which modules of a step could be run again in backward, and when they ran."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from slimgrad.profiler.clock import Clock
+from slimgrad.runtime.lesson import Lesson
+from slimgrad.spec.timeline import Region
+
+
+class Visits:
+    """The calls of modules that could be run again in backward, one by one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._listed: set[str] = set()
+        """Those that stand in a ModuleList, a ModuleDict or a Sequential."""
+        self._calls: Counter[str] = Counter()
+        self._spans: dict[str, tuple[int, int]] = {}
+
+    @contextmanager
+    def of(self, model: nn.Module) -> Iterator[None]:
+        """Watch the calls during the forward."""
+        handles = []
+        for path, module, listed in _repeated(model):
+            if listed:
+                self._listed.add(path)
+            handles.append(module.register_forward_pre_hook(self._enter(path)))
+            handles.append(module.register_forward_hook(self._leave(path)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, path: str) -> Any:
+        def enter(module: nn.Module, args: Any) -> None:
+            self._calls[path] += 1
+            self._spans[path] = self._clock.now, self._clock.now
+
+        return enter
+
+    def _leave(self, path: str) -> Any:
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._spans[path] = self._spans[path][0], self._clock.now
+
+        return leave
+
+    def regions(self, holding: set[str]) -> tuple[Region, ...]:
+        """The outermost that were called once and hold something: members of lists first, then other siblings."""
+        paths = [path for path, calls in self._calls.items() if calls == 1 and path in holding]
+        listed = _outermost(path for path in paths if path in self._listed)
+        around = {path for inner in listed for path in _above(inner)}
+        others = [p for p in paths if p not in around and p not in listed and listed.isdisjoint(_above(p))]
+        chosen = listed | _outermost(others)
+        spans = {path: span for path, span in self._spans.items() if path in chosen and span[0] < span[1]}
+        return tuple(Region(path=path, call=0, start=start, stop=stop) for path, (start, stop) in spans.items())
+
+
+def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Each module with siblings of its class, and whether they stand in a list; torch's own leaves are too small."""
+    for path, parent in model.named_modules():
+        children = dict(parent.named_children())
+        kinds = Counter(type(child) for child in children.values())
+        for name, child in children.items():
+            is_leaf = type(child).__module__.startswith("torch.nn.") and not any(True for _ in child.children())
+            if kinds[type(child)] > 1 and not is_leaf:
+                listed = isinstance(parent, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+                yield f"{path}.{name}" if path else name, child, listed
+
+
+def holding_in(lesson: Lesson) -> set[str]:
+    """The modules during whose first call something is saved that is autograd's own."""
+    profile = lesson.profile
+    own = (r for r, site in zip(lesson.records, profile.sites, strict=True) if profile.storages[site.storage].counted)
+    return {path for record in own for path, call in lesson.trail[record.number] if call == 0}
+
+
+def _outermost(paths: Iterable[str]) -> set[str]:
+    found = set(paths)
+    return {path for path in found if found.isdisjoint(_above(path))}
+
+
+def _above(path: str) -> Iterator[str]:
+    """The modules around it."""
+    while "." in path:
+        path = path.rpartition(".")[0]
+        yield path

@@ -1,0 +1,88 @@
+"""Timeline: the bytes of one step, event by event, as far as they do not depend on what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from slimgrad.spec.values import Value, checked_body, load_all
+
+if TYPE_CHECKING:
+    from slimgrad.spec.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Region(Value):
+    """One call of a module that could be run again in backward instead of keeping what it saves."""
+
+    path: str
+    call: int
+    start: int
+    """The first event of its forward."""
+    stop: int
+    """The event after the last one of its forward."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Timeline(Value):
+    """One step of forward and backward, in events: one for each operator that ran.
+
+    NOTE [What a storage adds]
+    `floor` is the step as it would be if autograd kept nothing: a saved storage is in it until forward itself lets go
+    of it, and a dense copy of each saved view while backward reads it. A storage that is kept as it is adds its bytes
+    from `freed` to the last `done` of its savers, less those copies; one that is packed adds what is packed, from the
+    first `saved` to the last `done`.
+    """
+
+    floor: tuple[int, ...]
+    """Bytes alive at each event, the most while it ran: temporaries, outputs, gradients; not parameters or inputs."""
+    backward: int
+    """The event with which backward begins."""
+    saved: tuple[int, ...]
+    """Of each site of the profile: the event at which it is saved."""
+    read: tuple[int | None, ...]
+    """Of each site: the event at which backward begins to read it; None if it never does."""
+    done: tuple[int | None, ...]
+    """Of each site: the event from which on backward needs it no more, and what was read is gone; None if it is held
+    to the end of the step."""
+    born: tuple[int, ...]
+    """Of each storage of the profile: the event that made it."""
+    freed: tuple[int, ...]
+    """Of each storage of the profile: the event from which on forward itself holds it no more."""
+    flops: tuple[int, ...]
+    """Floating-point operations of each event's matrix products and convolutions; 0 for others."""
+    moved: tuple[int, ...]
+    """Bytes that each event reads and writes."""
+    regions: tuple[Region, ...] = ()
+
+    def untouched(self, profile: Profile) -> tuple[int, ...]:
+        """Bytes alive at each event of the step as stock autograd runs it: every storage of `profile` kept as it is."""
+        changes = [0] * (len(self.floor) + 1)
+
+        def add(size: int, start: int, stop: int) -> None:
+            if start < stop:
+                changes[start] += size
+                changes[stop] -= size
+
+        for storage, freed in zip(profile.storages, self.freed, strict=True):
+            if storage.counted:
+                add(storage.bytes, freed, max(self.end(site) for site in storage.savers))
+                for site in storage.savers:
+                    read = self.read[site]
+                    if read is not None:
+                        add(-min(profile.sites[site].bytes, storage.bytes), read, self.end(site))
+        return tuple(floor + more for floor, more in zip(self.floor, accumulate(changes), strict=False))
+
+    def end(self, site: int) -> int:
+        """The event from which on a site holds nothing."""
+        done = self.done[site]
+        return len(self.floor) if done is None else done
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
+        body = checked_body(cls, data)
+        regions = load_all(Region, body.pop("regions", ()))
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body.items()}
+        return cls(**fields, regions=regions)
