@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import slimgrad as sg
 from tests.models import hook_count
@@ -123,6 +125,33 @@ def test_a_forward_that_others_replaced_is_refused(model: Stack) -> None:
     with pytest.raises(sg.RuleError, match=r"blocks\.1 has a forward"):
         sg.apply(model, [sg.Rule("blocks.*", sg.Recompute())])
     assert hook_count(model) == 0
+
+
+class Rectified(nn.Module):
+    """Ends in a ReLU, whose node is the newest when the next block's input is saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.linear(x))
+
+
+@pytest.mark.parametrize("how", ["recompute", "torch"])
+def test_the_input_of_a_block_behind_a_relu_is_no_mask(x: Tensor, how: str) -> None:
+    blocks = nn.Sequential(*(Rectified() for _ in range(4)))
+    plain = copy.deepcopy(blocks)
+    if how == "torch":
+        for block in (*blocks, *plain):
+            block.forward = partial(checkpoint, partial(Rectified.forward, block), use_reentrant=False)
+        run = sg.apply(blocks, sg.Lossless())
+    else:
+        run = sg.apply(blocks, [sg.Rule(Rectified, sg.Recompute()), sg.Rule("*", sg.Lossless())])
+    for _ in range(3):
+        for one, two in zip(step(blocks, x), step(plain, x), strict=True):
+            assert torch.equal(one, two)
+    assert not run.report().sites
 
 
 @pytest.mark.parametrize(("name", "where"), [("hf-gpt2", "transformer.h.*"), ("hf-bert", "bert.encoder.layer.*")])

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 
 from slimgrad.codecs import Demand
 from slimgrad.runtime import needs
-from slimgrad.runtime.derivations import Derivation, ways
+from slimgrad.runtime.derivations import Derivation, Way, ways
 from slimgrad.runtime.fake import Faked
 from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.graph import reveal, tensors_in
@@ -116,7 +116,7 @@ def lesson(
     places = {key: place for place, key in enumerate(savers)}
     sites, answers, parameters, siblings = [], [], [], []
     for record, held in alive:
-        label = labels.get(held, BOUNDARY if record.boundary else Label())
+        label = BOUNDARY if record.boundary else labels.get(held, Label())
         parameter = _parameter_behind(record, label, owners, modules.get(record.path))
         answer = _with_parameter(label.answer, parameter)
         siblings.append(by_slot.get((record.sequence, answer.sibling or "")))
@@ -128,8 +128,8 @@ def lesson(
     derivations = tuple(_derivation(record, by_slot, sites, records, modules) for record in records)
     contents = _numbered(record.content for record in records)
     sites = [
-        replace(site, content=content, sources=_sources(derivation))
-        for site, content, derivation in zip(sites, contents, derivations, strict=True)
+        replace(site, content=content, sources=_sources(found), reruns=tuple(way.reruns for way in _ways(found)))
+        for site, content, found in zip(sites, contents, derivations, strict=True)
     ]
     profile = Profile(sites=tuple(sites), storages=tuple(storages), meta=meta)
     return Lesson(profile, records, tuple(answers), tuple(parameters), tuple(siblings), derivations, tuple(frame.trail))
@@ -162,8 +162,12 @@ def _numbered(things: Iterable[Any]) -> list[int]:
     return [numbers.setdefault(thing, len(numbers)) for thing in things]
 
 
+def _ways(derivation: Derivation | None) -> tuple[Way, ...]:
+    return () if derivation is None else derivation.ways
+
+
 def _sources(derivation: Derivation | None) -> tuple[tuple[int, ...], ...]:
-    return () if derivation is None else tuple(tuple(sorted(way.sites)) for way in derivation.ways)
+    return tuple(tuple(sorted(way.sites)) for way in _ways(derivation))
 
 
 def _labels(
@@ -174,7 +178,8 @@ def _labels(
 ) -> dict[Held, Label]:
     places = {held: record for record, held in alive}
     labels: dict[Held, Label] = {}
-    for held, node, slot in reveal(roots, frame.first, {record.sequence for record, _ in alive}, frame.reader):
+    saving = {record.sequence for record, _ in alive if not record.boundary}  # no node of ours saves a boundary
+    for held, node, slot in reveal(roots, frame.first, saving, frame.reader):
         record = places.get(held)
         if record is not None:
             module = modules.get(record.path)

@@ -183,7 +183,8 @@ class WatchFrame(Frame):
                 boundary=_saved_by_checkpoint(),
             )
         )
-        self._saving.add(self.records[-1].sequence)
+        if not self.records[-1].boundary:
+            self._saving.add(self.records[-1].sequence)
         return held
 
     def seal(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None = None) -> Kept | Sealed:
