@@ -77,6 +77,14 @@ def test_the_inputs_may_be_packed(model: Stack, x: Tensor) -> None:
     assert [site.site.node for site in report.sites].count("checkpoint") == 3
 
 
+def test_what_a_batch_teaches_is_what_runs(model: Stack, x: Tensor) -> None:
+    what = "blocks.*: recompute(); quant(bits=8)"
+    run = sg.apply(model, what, batch=x)
+    step(model, x)
+    assert [site.site.node for site in run.report().sites].count("checkpoint") == 3
+    assert "forward" in model.blocks[0].__dict__
+
+
 def test_a_class_selects_modules_too_and_an_inner_one_goes_with_the_outer(model: Stack, x: Tensor) -> None:
     by_class = sg.apply(model, [sg.Rule(Block, sg.Recompute()), sg.Rule(nn.Linear, sg.Recompute())])
     step(model, x)

@@ -16,6 +16,7 @@ from slimgrad.codecs import (
 )
 from slimgrad.errors import (
     BatchError,
+    BudgetError,
     DoubleBackwardError,
     RuleError,
     SavedTensorModifiedError,
@@ -26,6 +27,21 @@ from slimgrad.errors import (
     UnsupportedModelError,
 )
 from slimgrad.ops import FewBitFunction, GatedFunction, fewbit_function, gated_function
+from slimgrad.planner import (
+    Action,
+    Calibration,
+    Fitted,
+    Frontier,
+    MaxBatch,
+    Plan,
+    Sensitivity,
+    calibrate,
+    fit,
+    frontier,
+    max_batch,
+    plan,
+    sensitivity,
+)
 from slimgrad.profiler import grad_error, profile, trady_rank
 from slimgrad.recipes import (
     BlockPruning,
@@ -49,10 +65,13 @@ from slimgrad.tables import Table, fewbit_table
 __version__ = "0.1.0"
 
 __all__ = [
+    "Action",
     "BatchError",
     "BlockPruning",
     "Blocks",
     "Bounded",
+    "BudgetError",
+    "Calibration",
     "ChannelChoice",
     "Channels",
     "Codec",
@@ -62,14 +81,18 @@ __all__ = [
     "DropIT",
     "FewBit",
     "FewBitFunction",
+    "Fitted",
+    "Frontier",
     "GatedFunction",
     "GradError",
     "Keep",
     "LayerRank",
     "Lossless",
+    "MaxBatch",
     "Need",
     "Packed",
     "ParameterError",
+    "Plan",
     "Profile",
     "Quant",
     "Ranking",
@@ -79,6 +102,7 @@ __all__ = [
     "RuleError",
     "Run",
     "SavedTensorModifiedError",
+    "Sensitivity",
     "Site",
     "SiteChangedError",
     "SlimgradError",
@@ -91,14 +115,20 @@ __all__ = [
     "UnsupportedModelError",
     "apply",
     "block_pruning",
+    "calibrate",
     "comet",
     "dropit",
     "fewbit",
     "fewbit_function",
     "fewbit_table",
+    "fit",
+    "frontier",
     "gated_function",
     "grad_error",
+    "max_batch",
+    "plan",
     "profile",
+    "sensitivity",
     "trady",
     "trady_rank",
 ]

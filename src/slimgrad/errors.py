@@ -23,6 +23,14 @@ class UnsupportedModelError(SlimgradError, TypeError):
     """The model, or one of its tensors, is of a kind slimgrad does not treat."""
 
 
+class BudgetError(SlimgradError, ValueError):
+    """No plan meets the budget; `smallest` says how few bytes one could do with."""
+
+    def __init__(self, message: str, smallest: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest = smallest
+
+
 class SavedTensorModifiedError(SlimgradError, RuntimeError):
     """A tensor kept for backward was changed in place afterwards, as autograd itself would report."""
 

@@ -53,9 +53,11 @@ class Visits:
         return leave
 
     def regions(self, holding: set[str]) -> tuple[Region, ...]:
-        """The outermost that were called once and hold something: members of lists first, then other siblings."""
+        """All that were called once and hold something, some inside others: members of lists first, and siblings of one
+        class where no list is around them or in them.
+        """
         paths = [path for path, calls in self._calls.items() if calls == 1 and path in holding]
-        listed = _outermost(path for path in paths if path in self._listed)
+        listed = {path for path in paths if path in self._listed}
         around = {path for inner in listed for path in _above(inner)}
         others = [p for p in paths if p not in around and p not in listed and listed.isdisjoint(_above(p))]
         chosen = listed | _outermost(others)

@@ -304,6 +304,15 @@ class Gate:
     def learn_ahead(self, arguments: Arguments) -> None:
         """Learn the sites from a forward on fake tensors, so that even the first real forward packs as it goes."""
         key = self._signature(tuple(tensors_in(arguments, depth=3)))
+        self.recomputing.put_in()
+        try:
+            self._learn_all_on_fakes(key, arguments)
+        finally:
+            if not self.attached:
+                self.recomputing.take_out()
+
+    def _learn_all_on_fakes(self, key: Any, arguments: Arguments) -> None:
+        """First with the modules' own forwards, then with the ops that stand in for some."""
         found = self._learn_on_fakes(key, arguments, stock=bool(self.swaps))
         if found.is_stock:
             self.swaps.put_in()

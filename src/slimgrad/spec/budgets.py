@@ -15,3 +15,8 @@ def bytes_of(text: str) -> int:
     if found is None:
         raise SpecError(f"expected bytes such as '512KiB', '2MiB' or '12GB', found {text!r}")
     return int(float(found[1]) * UNITS[found[2].lower()])
+
+
+def as_bytes(size: str | int) -> int:
+    """A number of bytes, or text that says one."""
+    return bytes_of(size) if isinstance(size, str) else size

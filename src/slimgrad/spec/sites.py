@@ -75,6 +75,8 @@ class Site(Value):
     """The same number for sites that hold the very same elements, in one storage or as copies in several."""
     sources: tuple[tuple[int, ...], ...] = ()
     """Ways to make it again, the cheapest first: the numbers of the sites whose values each of them reads."""
+    reruns: tuple[int, ...] = ()
+    """Of each way: the ops it runs again."""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -91,6 +93,7 @@ class Site(Value):
         body = checked_body(cls, data)
         body["need"] = Need(body["need"])
         body["shape"], body["sources"] = tuple(body["shape"]), tuples(body.get("sources", []))
+        body["reruns"] = tuple(body.get("reruns", []))
         body["detail"] = {key: tuples(item) for key, item in body["detail"].items()}
         return cls(**body)
 

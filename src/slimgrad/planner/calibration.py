@@ -1,0 +1,215 @@
+"""Calibration: how fast this device copies, multiplies, packs and unpacks. Measured once, then remembered."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slimgrad.codecs import Codec, Demand, FewBit, Lossless, Quant, TopK
+from slimgrad.profiler.meter import measured_step
+from slimgrad.spec import Need, Value
+from slimgrad.spec.values import checked_body
+from slimgrad.tables.store import remembered
+
+Progress = Callable[[int, int, str], None]
+"""Steps done, steps in all, and what is next."""
+
+SIZES = {"cpu": (2**12, 2**20), "cuda": (2**18, 2**25)}
+"""Elements of the tensors that are timed, by device: what a call costs by itself shows in the small one."""
+
+QUICK = 0.2
+"""Of the timed calls, the share that was faster than what is told: a machine shared with others is slow now and then,
+and never too fast."""
+
+SPARE_BYTES = 256
+"""Of a temporary that is not worth telling."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Rate(Value):
+    """What one codec costs for one need: seconds per call and per byte, and temporaries per byte."""
+
+    call: float
+    pack: float
+    unpack: float
+    pack_scratch: float = 0.0
+    """Bytes alive for a moment while it packs, besides what is packed, per byte of the tensor."""
+    unpack_scratch: float = 0.0
+
+    def seconds(self, size: int, reads: int) -> float:
+        """To pack a tensor of so many bytes once, and to unpack it for so many readers."""
+        return self.call * (1 + reads) + size * (self.pack + reads * self.unpack)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Calibration(Value):
+    """Speeds of one device."""
+
+    device: str
+    torch: str
+    copy: float
+    """Bytes per second that an elementwise op reads and writes."""
+    flops: Mapping[str, float]
+    """Floating-point operations per second of matrix products, by dtype."""
+    launch: float
+    """Seconds that an op takes at the least."""
+    rates: Mapping[str, Rate]
+    """By `rate_key`."""
+
+    def rate(self, codec: Codec, need: Need) -> Rate:
+        found = self.rates.get(rate_key(codec, need))
+        return found or Rate(call=10 * self.launch, pack=3 / self.copy, unpack=3 / self.copy)
+
+    def op_seconds(self, flops: int, moved: int, dtype: str) -> float:
+        """Of one op, by what limits it."""
+        speed = self.flops.get(dtype) or self.flops["float32"]
+        return max(self.launch, flops / speed, moved / self.copy)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
+        body = checked_body(cls, data)
+        return cls(**{**body, "rates": {key: Rate.from_dict(rate) for key, rate in body["rates"].items()}})
+
+
+def rate_key(codec: Codec, need: Need) -> str:
+    """Codecs of one class cost the same but for their bits; a mask costs other than an index."""
+    bits = getattr(codec, "bits", None)
+    name = type(codec).__name__ if bits is None else f"{type(codec).__name__}({bits})"
+    return f"{name} {need}" if isinstance(codec, Lossless) else name
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed under one key."""
+
+    codec: Codec
+    demand: Demand
+    make: Callable[[int, torch.device], Tensor]
+
+
+def _values(n: int, device: torch.device) -> Tensor:
+    return torch.randn(n, device=device)
+
+
+def _indices(n: int, device: torch.device) -> Tensor:
+    rows = torch.arange(n, device=device)
+    return (rows % 64).reshape(-1, 8, 8)
+
+
+PLANE = {"input_size": (8, 8)}
+
+CASES = (
+    Case(Lossless(), Demand(need=Need.MASK, fn="relu"), _values),
+    Case(Lossless(), Demand(need=Need.INDEX, fn="plane", detail=PLANE), _indices),
+    *(Case(Quant(bits=bits), Demand(need=Need.VALUES), _values) for bits in (8, 4, 3, 2)),
+    Case(FewBit(bits=3), Demand(need=Need.DERIVATIVE, fn="silu"), _values),
+    Case(TopK(keep=0.1), Demand(need=Need.OPERAND), _values),
+)
+
+
+def calibrate(device: torch.device | str | None = None, *, progress: Progress | None = None) -> Calibration:
+    """The speeds of `device`, measured in seconds and then remembered for this device and version of torch."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = device_name(place)
+    key = f"calibration 1: {name}, {torch.__version__}, {torch.get_num_threads()} threads"
+    return remembered(key, Calibration, lambda: measure(place, progress or (lambda *_: None)))
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def measure(device: torch.device, progress: Progress) -> Calibration:
+    """Measure now, whatever is remembered."""
+    steps = len(CASES) + 2
+    progress(0, steps, "copying")
+    copy, launch = _copy_speed(device)
+    progress(1, steps, "multiplying")
+    flops = {str(d).removeprefix("torch."): _flops(device, d) for d in (torch.float32, torch.bfloat16)}
+    rates = {}
+    for number, case in enumerate(CASES):
+        progress(2 + number, steps, repr(case.codec))
+        rates[rate_key(case.codec, case.demand.need)] = _rate(case, device)
+    progress(steps, steps, "done")
+    return Calibration(
+        device=device_name(device), torch=torch.__version__, copy=copy, flops=flops, launch=launch, rates=rates
+    )
+
+
+def _copy_speed(device: torch.device) -> tuple[float, float]:
+    large, small = (torch.randn(size, device=device) for size in (2**24, 64))
+    seconds, launch = seconds_of(lambda: large + 1, device), seconds_of(lambda: small + 1, device)
+    return 2 * large.nbytes / seconds, launch
+
+
+def _flops(device: torch.device, dtype: torch.dtype) -> float:
+    size = 4096 if device.type == "cuda" else 512
+    a = torch.randn(size, size, device=device).to(dtype)
+    return 2 * size**3 / seconds_of(lambda: a @ a, device)
+
+
+def _rate(case: Case, device: torch.device) -> Rate:
+    small, large = (_Costs.of(case, size, device) for size in SIZES.get(device.type, SIZES["cuda"]))
+    more = large.bytes - small.bytes
+    pack, unpack = max(0.0, large.pack - small.pack) / more, max(0.0, large.unpack - small.unpack) / more
+    call = max(0.0, small.pack + small.unpack - small.bytes * (pack + unpack)) / 2
+    return Rate(
+        call=call, pack=pack, unpack=unpack, pack_scratch=large.pack_scratch, unpack_scratch=large.unpack_scratch
+    )
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Of one tensor: seconds, and temporaries per byte."""
+
+    bytes: int
+    pack: float
+    unpack: float
+    pack_scratch: float
+    unpack_scratch: float
+
+    @classmethod
+    def of(cls, case: Case, size: int, device: torch.device) -> _Costs:
+        x = case.make(size, device)
+        packed = case.codec.pack(x, case.demand)
+
+        def pack() -> Any:
+            return case.codec.pack(x, case.demand)
+
+        def unpack() -> Any:
+            return case.codec.unpack(packed)
+
+        scratch = (
+            max(0, measured_step(step, device).peak - left - SPARE_BYTES) / x.nbytes
+            for step, left in ((pack, packed.nbytes), (unpack, x.nbytes))
+        )
+        return cls(x.nbytes, seconds_of(pack, device), seconds_of(unpack, device), *scratch)
+
+
+def seconds_of(run: Callable[[], Any], device: torch.device, *, budget: float = 0.1) -> float:
+    """Over as many calls as fit the budget, at least five, after two to warm up."""
+    once = max(min(_timed([run, run], device)), 1e-7)
+    found = sorted(_timed([run] * max(5, min(200, math.ceil(budget / once))), device))
+    return found[int(QUICK * len(found))]
+
+
+def _timed(runs: Iterable[Callable[[], Any]], device: torch.device) -> list[float]:
+    found = []
+    for run in runs:
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

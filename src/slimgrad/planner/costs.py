@@ -1,0 +1,121 @@
+"""Costs: the seconds that an offer takes, and the error it adds, by a calibration and by what is known of codecs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from slimgrad.codecs import Codec, FewBit, Quant, TopK
+from slimgrad.planner.calibration import Calibration
+from slimgrad.planner.offers import Item, Offer, Pack
+from slimgrad.planner.sensitivity import PROBE, Sensitivity, lead_of
+from slimgrad.spec import Need, Profile
+from slimgrad.spec.timeline import Region
+
+NOISE: dict[str, float] = {
+    "Quant(8)": 4e-5,
+    "Quant(4)": 1.1e-2,
+    "Quant(3)": 5e-2,
+    "Quant(2)": 2.8e-1,
+    "FewBit(3)": 4e-3,
+    "TopK(0.3)": 2.4e-1,
+    "TopK(0.1)": 5.6e-1,
+}
+"""The squared relative error of what a codec gives back, for normal values: a group of 128 spans 5.5 deviations, of
+which rounding to n steps loses (5.5 / n)**2 / 12; the largest tenth of the values holds 44 % of the square."""
+
+FLOWS_ON = 0.1
+"""How much of the error in a value shows in each gradient that flows on from there: residual branches and norms carry
+most of a gradient past. With this, predictions for 8 and 4 bits are 0.4 to 5 times what grad_error measures on five small
+models (docs/planner.md); `sensitivity` measures instead."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one profile on one device."""
+
+    profile: Profile
+    calibration: Calibration
+    sensitivity: Sensitivity | None = None
+    """Measured; without it, what is known of codecs in general."""
+
+    @cached_property
+    def dtype(self) -> str:
+        """In which the products are computed, by most bytes of what they read."""
+        sizes: dict[str, int] = {}
+        for site in self.profile.sites:
+            if site.need is Need.OPERAND:
+                sizes[site.dtype] = sizes.get(site.dtype, 0) + site.bytes
+        return max(sizes, key=lambda name: sizes[name], default="float32")
+
+    @cached_property
+    def products(self) -> tuple[int, ...]:
+        """Sites that serve the gradient of a weight, in the order of the forward."""
+        return tuple(n for n, site in enumerate(self.profile.sites) if site.need is Need.OPERAND)
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """An untouched step, each op by what limits it."""
+        timeline = self.profile.timeline
+        return 0.0 if timeline is None else self._events(0, len(timeline.floor))
+
+    def region_seconds(self, region: Region) -> float:
+        """Its forward once more."""
+        return self._events(region.start, region.stop)
+
+    def _events(self, start: int, stop: int) -> float:
+        timeline = self.profile.timeline
+        assert timeline is not None
+        work = zip(timeline.flops[start:stop], timeline.moved[start:stop], strict=True)
+        return sum(self.calibration.op_seconds(flops, moved, self.dtype) for flops, moved in work)
+
+    def seconds(self, offer: Offer) -> float:
+        packs = sum(self._pack_seconds(pack) for pack in offer.packs)
+        again = {self.profile.sites[site].content: self._rerun_seconds(site, way) for site, way in offer.derived}
+        return packs + sum(again.values())
+
+    def _pack_seconds(self, pack: Pack) -> float:
+        if not pack.bytes and pack.need is not Need.INDEX:
+            return self.calibration.launch  # a shape, or a reference to a parameter
+        timeline = self.profile.timeline
+        reads = {pack.savers[0]} if timeline is None else {timeline.read[s] for s in pack.savers}
+        return self.calibration.rate(pack.codec, pack.need).seconds(pack.dense, len(reads))
+
+    def _rerun_seconds(self, number: int, way: int) -> float:
+        """A norm reads twice and writes once; nothing else here takes more."""
+        site = self.profile.sites[number]
+        return site.reruns[way] * self.calibration.op_seconds(0, 3 * site.bytes, self.dtype)
+
+    def scratch(self, pack: Pack) -> tuple[int, int]:
+        """Temporaries of packing and of unpacking."""
+        rate = self.calibration.rate(pack.codec, pack.need)
+        return int(rate.pack_scratch * pack.dense), int(rate.unpack_scratch * pack.dense)
+
+    def error(self, item: Item, offer: Offer) -> float:
+        """The squared relative error of all gradients together that comes of it.
+
+        A product's operand spoils the gradient of its own weight; a value spoils, in part, those of all weights before
+        it. Where nothing was measured, every product is taken to have the same share of the gradient.
+        """
+        measured = None if self.sensitivity is None else self.sensitivity.error(lead_of(self.profile, item))
+        if measured is not None:
+            noise = max((NOISE.get(noise_key(pack.codec), 0.0) for pack in offer.packs), default=0.0)
+            return measured * noise / NOISE[noise_key(PROBE)]
+        return sum(self._site_error(pack, site) for pack in offer.packs for site in pack.savers)
+
+    def _site_error(self, pack: Pack, number: int) -> float:
+        need, noise = self.profile.sites[number].need, NOISE.get(noise_key(pack.codec), 0.0)
+        if not self.products or need not in (Need.OPERAND, Need.VALUES, Need.DERIVATIVE):
+            return 0.0
+        if need is Need.OPERAND:
+            return noise / len(self.products)
+        before = sum(1 for product in self.products if product < number)
+        return FLOWS_ON * noise * before / len(self.products)
+
+
+def noise_key(codec: Codec) -> str:
+    if isinstance(codec, (Quant, FewBit)):
+        return f"{type(codec).__name__}({codec.bits})"
+    if isinstance(codec, TopK):
+        return f"TopK({codec.keep})"
+    return type(codec).__name__

@@ -1,0 +1,136 @@
+"""max_batch: the largest batch for which there is a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from slimgrad.errors import BatchError, BudgetError, SpecError
+from slimgrad.planner.calibration import Calibration, Progress, calibrate
+from slimgrad.planner.fitting import Fitting
+from slimgrad.planner.plan import Plan
+from slimgrad.planner.planning import DEFAULT_ERROR, Bound, Draft, bound_of
+from slimgrad.profiler.profile import profile
+from slimgrad.runtime.graph import tensors_in
+from slimgrad.spec.budgets import as_bytes
+
+
+@dataclass(frozen=True)
+class MaxBatch:
+    """The largest batch for which there is a plan."""
+
+    size: int
+    plan: Plan
+    untouched: int
+    """The largest without a plan; 0 if not even one example fits."""
+
+    def __str__(self) -> str:
+        more = f", {self.size / self.untouched:.1f}x of what fits untouched" if self.untouched else ""
+        return f"the largest batch is {self.size}{more} ({self.untouched})\n\n{self.plan}"
+
+
+def max_batch(
+    model: nn.Module,
+    batch: Any,
+    budget: str | int,
+    loss_fn: Callable[..., Any] | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    max_slowdown: float | None = None,
+    max_error: float | None = None,
+    allow: str | Collection[str] | None = None,
+    reserve: str | int = 0,
+    calibration: Calibration | None = None,
+    progress: Progress | None = None,
+    most: int = 4096,
+) -> MaxBatch:
+    """The largest batch, up to `most` examples, for which a plan keeps a step within `budget` bytes.
+
+    `batch` is an example, whose tensors have the examples along their first dimension; or a function from a size to a
+    batch. It is searched on fake tensors, so that nothing need fit; `fit` with a batch of that size makes sure.
+    """
+    bound = bound_of(budget, 0)
+    if bound.peak is None:
+        raise SpecError(f"max_batch: the budget must be bytes, such as '16GiB'; found {budget!r}")
+    make = batch if callable(batch) else _resizer(batch)
+    fitting = Fitting(model, make(1), loss_fn, optimizer)
+    speeds = calibration or calibrate(fitting.device, progress=progress)
+    error = DEFAULT_ERROR if max_error is None else max_error
+
+    def planned(size: int) -> Plan | None:
+        draft = Draft.of(
+            profile(model, make(size), loss_fn, fake=True), allow, speeds, as_bytes(reserve) + fitting.state_to_come
+        )
+        try:
+            return draft.plan(bound, max_slowdown, error)
+        except BudgetError:
+            return None
+
+    def untouched(size: int) -> bool:
+        timeline = (found := profile(model, make(size), loss_fn, fake=True)).timeline
+        fixed = found.meta["model_bytes"] + found.meta["batch_bytes"] + as_bytes(reserve) + fitting.state_to_come
+        return timeline is not None and bound.peak is not None and fixed + max(timeline.untouched(found)) <= bound.peak
+
+    size = _largest(lambda n: planned(n) is not None, most)
+    best = planned(size) if size else None
+    if best is None:
+        smallest = planned_error(model, make(1), loss_fn, allow, speeds, bound, max_slowdown, error)
+        raise smallest or BudgetError(f"not even one example fits {bound.text}")
+    return MaxBatch(size, best, _largest(untouched, size))
+
+
+def planned_error(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[..., Any] | None,
+    allow: str | Collection[str] | None,
+    calibration: Calibration,
+    bound: Bound,
+    max_slowdown: float | None,
+    max_error: float,
+) -> BudgetError | None:
+    """Why there is no plan for this batch."""
+    try:
+        Draft.of(profile(model, batch, loss_fn, fake=True), allow, calibration, 0).plan(bound, max_slowdown, max_error)
+    except BudgetError as error:
+        return error
+    return None
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` that fits, by doubling and halving; 0 if none does."""
+    good, bad = 0, 1
+    while bad <= most and fits(bad):
+        good, bad = bad, bad * 2
+    bad = min(bad, most + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+def _resizer(batch: Any) -> Callable[[int], Any]:
+    """From a size to a batch like this one, its examples repeated or cut."""
+    sizes = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()}
+    if len(sizes) != 1:
+        raise BatchError(
+            f"max_batch: the tensors of the batch have {sorted(sizes) or 'no'} examples along their first dimension; "
+            "expected one number for all. Pass a function from a size to a batch instead"
+        )
+    (before,) = sizes
+
+    def resized(value: Any, size: int) -> Any:
+        if isinstance(value, Tensor):
+            return value[torch.arange(size, device=value.device) % before] if value.dim() else value
+        if isinstance(value, Mapping):
+            return {key: resized(item, size) for key, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)(resized(item, size) for item in value)
+        return value
+
+    return lambda size: resized(batch, size)

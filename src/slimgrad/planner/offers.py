@@ -1,0 +1,220 @@
+"""Offers: what can be done to each storage of a profile, with the bytes that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from slimgrad.codecs import Codec, Demand, Derive, FewBit, Lossless, Quant, TopK
+from slimgrad.errors import SpecError
+from slimgrad.planner.problem import Span
+from slimgrad.spec import Need, Profile, Site
+
+CHOICES: dict[str, tuple[tuple[Codec, ...], ...]] = {
+    "lossless": ((Lossless(),),),
+    "derive": ((Derive(), Lossless()),),
+    "fewbit": ((FewBit(bits=3), Lossless()),),
+    "quant": tuple((Quant(bits=bits), Lossless()) for bits in (8, 4)),
+    "quant-low": tuple((Quant(bits=bits), Lossless()) for bits in (3, 2)),
+    "topk": tuple((TopK(keep=keep), Lossless()) for keep in (0.3, 0.1)),
+}
+"""What a plan may do to a storage, by the names that `allow` takes; "recompute" is for modules. Each is a list of
+codecs, of which every saver takes the first that serves it."""
+
+RECOMPUTE = "recompute"
+ALLOWED = ("lossless", "derive", "recompute", "fewbit", "quant")
+"""By default: what trained to the untouched model's accuracy on six real trainings (docs/accuracy.md). Fewer than four
+bits, and dropping elements, cost accuracy on some."""
+EXACT = ("lossless", "derive", "recompute")
+
+WHOLE = 0.9
+"""As parts.COVERED: views with gaps that make up so much of a storage are packed as one."""
+
+
+def allowed(allow: str | Collection[str] | None) -> tuple[str, ...]:
+    """The names in `allow`; "exact" is all that changes no gradient."""
+    if allow is None:
+        return ALLOWED
+    names = EXACT if allow == "exact" else (allow,) if isinstance(allow, str) else tuple(allow)
+    known = (*CHOICES, RECOMPUTE)
+    for name in names:
+        if name not in known:
+            raise SpecError(f"allow: expected 'exact' or some of {', '.join(known)}; found {name!r}")
+    return names
+
+
+@dataclass(frozen=True)
+class Item:
+    """Storages that are decided together: one, or copies of one tensor in several."""
+
+    number: int
+    storages: tuple[int, ...]
+    sites: tuple[int, ...]
+
+
+def items_of(profile: Profile, least: int) -> list[Item]:
+    """What there is to decide: all storages that count and are worth it."""
+    joined: dict[int, int] = {}
+    by_content: dict[int, int] = {}
+    for number, storage in enumerate(profile.storages):
+        if not storage.counted or storage.bytes < least:
+            continue
+        joined[number] = number
+        for site in storage.savers:
+            other = by_content.setdefault(profile.sites[site].content, number)
+            if other != number:
+                old, new = joined[number], joined[other]
+                joined = {n: new if root == old else root for n, root in joined.items()}
+    roots: dict[int, list[int]] = {}
+    for number, root in joined.items():
+        roots.setdefault(root, []).append(number)
+    return [
+        Item(place, tuple(group), tuple(site for n in group for site in profile.storages[n].savers))
+        for place, group in enumerate(roots.values())
+    ]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One Packed that several savers share."""
+
+    codec: Codec
+    need: Need
+    bytes: int
+    dense: int
+    """Bytes of what is packed."""
+    savers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One thing that can be done to an item."""
+
+    codecs: tuple[Codec, ...]
+    """As rules, the first first; none keeps it as it is."""
+    packs: tuple[Pack, ...] = ()
+    derived: tuple[tuple[int, int], ...] = ()
+    """(site, which of its sources' ways) of each that is made again."""
+
+    @property
+    def held(self) -> int:
+        return sum(pack.bytes for pack in self.packs)
+
+
+class Desk:
+    """Makes the offers for a profile."""
+
+    def __init__(self, profile: Profile, allow: Collection[str]) -> None:
+        self.profile = profile
+        self._choices = [codecs for name in allow for codecs in CHOICES.get(name, ())]
+
+    @cached_property
+    def _inputs(self) -> Mapping[tuple[str, int, str], Site]:
+        """(path, call, node) -> the site of the node's own input, whose shape an index is relative to."""
+        return {(site.path, site.call, site.node): site for site in self.profile.sites if site.slot == "self"}
+
+    def offers(self, item: Item) -> list[Offer]:
+        """All that saves bytes, and doing nothing; each outcome once."""
+        size = sum(self.profile.storages[number].bytes for number in item.storages)
+        found = [Offer(())]
+        for codecs in self._choices:
+            for offer in self._made(item, codecs):
+                outcome = offer.packs, offer.derived
+                if offer.held < size and outcome not in [(other.packs, other.derived) for other in found]:
+                    found.append(offer)
+        return found
+
+    def _made(self, item: Item, codecs: Sequence[Codec]) -> Iterator[Offer]:
+        """One offer, or one for each way to make again what is made again."""
+        served = {site: self._first(site, codecs) for site in item.sites}
+        if None in served.values():
+            return
+        derived = [site for site, codec in served.items() if isinstance(codec, Derive)]
+        packs = tuple(self._packs(item, {s: c for s, c in served.items() if c is not None and s not in derived}))
+        most = max((len(self.profile.sites[site].sources) for site in derived), default=1)
+        for way in range(most):
+            ways = tuple((site, min(way, len(self.profile.sites[site].sources) - 1)) for site in derived)
+            yield Offer(tuple(codecs), packs, ways)
+
+    def _first(self, number: int, codecs: Sequence[Codec]) -> Codec | None:
+        site = self.profile.sites[number]
+        return next((codec for codec in codecs if serves(codec, site, self.demand(site))), None)
+
+    def demand(self, site: Site) -> Demand:
+        """What backward demands there, as far as a profile tells; a parameter's copy is told by its name."""
+        detail = dict(site.detail)
+        if site.need is Need.INDEX:
+            of = self._inputs.get((site.path, site.call, site.node))
+            rank = len(detail.get("kernel_size", ())) or (3 if "3D" in site.node else 2)
+            detail["input_size"] = (of or site).shape[-rank:]
+        stand_in = torch.empty(0) if site.parameter is not None else None
+        return Demand(need=site.need, fn=site.fn, detail=detail, parameter=stand_in)
+
+    def _packs(self, item: Item, served: Mapping[int, Codec]) -> Iterator[Pack]:
+        """What is packed, each once: values of one content together, with the mask that can be read off them."""
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for number, codec in served.items():
+            site = self.profile.sites[number]
+            groups.setdefault(self._key(site, codec, served), []).append(number)
+        for (codec, *_), savers in groups.items():
+            yield self._pack(codec, savers)
+
+    def _key(self, site: Site, codec: Codec, served: Mapping[int, Codec]) -> tuple[Any, ...]:
+        if codec.elementwise:
+            return codec, None if self._fills(site, served) else site.content
+        if site.need is Need.MASK and site.fn == "relu":
+            for other, its in served.items():
+                if its.elementwise and its.holds_values and self.profile.sites[other].content == site.content:
+                    return its, site.content  # its zeros are the mask
+        return codec, site.need, site.fn, site.content, tuple(site.detail)
+
+    def _fills(self, site: Site, served: Mapping[int, Codec]) -> bool:
+        """Whether it is one of several views that make up its storage, which is packed whole."""
+        storage = self.profile.storages[site.storage]
+        views = {self.profile.sites[s].content: self.profile.sites[s].bytes for s in storage.savers if s in served}
+        total = sum(views.values())
+        return len(views) > 1 and site.bytes < WHOLE * storage.bytes and storage.bytes >= total >= WHOLE * storage.bytes
+
+    def _pack(self, codec: Codec, savers: Sequence[int]) -> Pack:
+        sites = [self.profile.sites[number] for number in savers]
+        lead = max(sites, key=lambda site: site.need.rank)
+        dtype = getattr(torch, lead.dtype)
+        demand = self.demand(lead)
+        shape, dense = lead.shape, lead.bytes
+        if codec.elementwise and len({site.content for site in sites}) > 1:
+            dense = self.profile.storages[lead.storage].bytes
+            shape = (dense // dtype.itemsize,)
+        if codec.elementwise:
+            has_mask = any(site.need is Need.MASK for site in sites)
+            demand = Demand(need=lead.need, fn=lead.fn, detail=lead.detail, zeros=has_mask)
+        return Pack(codec, lead.need, codec.promised(shape, dtype, demand), dense, tuple(savers))
+
+
+def serves(codec: Codec, site: Site, demand: Demand) -> bool:
+    if isinstance(codec, Derive):
+        return bool(site.sources) and site.need in (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
+    return codec.serves(demand, getattr(torch, site.dtype))
+
+
+def spans_of(profile: Profile, item: Item, offer: Offer) -> list[Span]:
+    """What an offer adds to each event of the step; see NOTE [What a storage adds] in spec/timeline.py."""
+    timeline = profile.timeline
+    assert timeline is not None
+    if offer.codecs:
+        return [
+            Span(min(timeline.saved[s] for s in pack.savers), max(map(timeline.end, pack.savers)), pack.bytes)
+            for pack in offer.packs
+        ]
+    found = []
+    for number in item.storages:
+        storage = profile.storages[number]
+        found.append(Span(timeline.freed[number], max(map(timeline.end, storage.savers)), storage.bytes))
+        for site in storage.savers:
+            read = timeline.read[site]
+            if read is not None:
+                found.append(Span(read, timeline.end(site), -min(profile.sites[site].bytes, storage.bytes)))
+    return [span for span in found if span.start < span.stop]

@@ -1,0 +1,159 @@
+"""Plan: what becomes of each storage, and what that promises. A value: printed, saved, edited, compared, applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from slimgrad.codecs import Codec, Keep, Lossless, Recompute
+from slimgrad.errors import SpecError
+from slimgrad.report import plans
+from slimgrad.rules import At, Recipe, Rule, Rules
+from slimgrad.rules.wording import clauses
+from slimgrad.spec import Value
+from slimgrad.spec.values import checked_body, load_all
+
+KEEP = "keep"
+AGAIN = "recompute"
+"""What is said of a storage inside a module that runs again."""
+
+Key = tuple[str, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Action(Value):
+    """What becomes of one storage, or of copies of one tensor that are decided together."""
+
+    site: str
+    """The saver that asks for most."""
+    path: str
+    module: str
+    need: str
+    keys: tuple[Key, ...]
+    """All savers, by Site.key."""
+    what: str
+    """"keep", "recompute", or codecs as text, of which every saver takes the first that serves it."""
+    before: int
+    after: int
+    seconds: float = 0.0
+    error: float = 0.0
+    """What it adds to the squared relative error of the gradient."""
+
+    def __post_init__(self) -> None:
+        self.codecs  # noqa: B018 - a text that cannot be read is refused here
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        if self.what in (KEEP, AGAIN):
+            return ()
+        return tuple(codec for _, codec in clauses(self.what))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Action:
+        body = checked_body(cls, data)
+        return cls(**{**body, "keys": tuple((path, call, index) for path, call, index in body["keys"])})
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(Recipe):
+    """What `apply` does with a model to meet a budget."""
+
+    model: str
+    device: str
+    budget: str
+    """As it was asked for."""
+    actions: tuple[Action, ...]
+    recompute: tuple[str, ...] = ()
+    """Modules that run again in backward."""
+    boundaries: tuple[tuple[str, str], ...] = ()
+    """(module that runs again, what becomes of its inputs)."""
+    kept_before: int
+    kept_bytes: int
+    """Bytes at the end of forward."""
+    peak_before: int | None = None
+    peak_bytes: int | None = None
+    """The most bytes in the step, with what is there before it; None without a timeline."""
+    fixed_bytes: int = 0
+    """What is there before the step: parameters, buffers, the batch, and what was reserved."""
+    seconds: float = 0.0
+    """What it adds to a step."""
+    step_seconds: float = 0.0
+    """An untouched step."""
+    error: float = 0.0
+    """The relative error of the gradient that is expected: 0 where everything is exact."""
+    least: int = 0
+    """Storages with fewer bytes are left alone."""
+
+    @property
+    def slowdown(self) -> float:
+        """The step's time beside the untouched one's."""
+        return 1 + self.seconds / self.step_seconds if self.step_seconds else 1.0
+
+    @property
+    def min_bytes(self) -> int:
+        return self.least
+
+    @property
+    def rules(self) -> Rules:
+        """The plan as rules, which is all that `apply` needs. What it does not name is made no larger: `Lossless`."""
+        by_what: dict[str, list[Key]] = {}
+        for action in self.actions:
+            if action.what != AGAIN:
+                by_what.setdefault(action.what, []).extend(action.keys)
+        found = [Rule(path, Recompute()) for path in self.recompute]
+        for path, what in self.boundaries:
+            found += _rules(what, frozenset((path, 0, index) for index in range(MOST_INPUTS)))
+        for what, keys in by_what.items():
+            found += _rules(what, frozenset(keys))
+        return (*found, Rule("*", Lossless()))
+
+    def stages(self, model: nn.Module) -> Mapping[int, Rules]:
+        return {0: self.rules}
+
+    def explain(self, *, limit: int = 12) -> str:
+        """Sentences on why each big site got its action."""
+        return plans.explanation(self, limit=limit)
+
+    def diff(self, other: Plan) -> str:
+        """What differs in another plan for the same model, action by action."""
+        return plans.difference(self, other)
+
+    def table(self, *, limit: int | None = 20) -> str:
+        return plans.plan_table(self, limit=limit)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        body = checked_body(cls, data)
+        unknown = body.keys() - {field.name for field in fields(cls)}
+        if unknown or "actions" not in body:
+            raise SpecError(f"Plan: expected the fields of a plan; found {', '.join(sorted(unknown)) or 'no actions'}")
+        body["actions"] = load_all(Action, body["actions"])
+        body["recompute"] = tuple(body.get("recompute", ()))
+        body["boundaries"] = tuple((path, what) for path, what in body.get("boundaries", ()))
+        return cls(**body)
+
+
+MOST_INPUTS = 8
+"""Tensors that a module is called with, at the most, of those that are packed where it runs again."""
+
+
+def _rules(what: str, keys: frozenset[Key]) -> list[Rule]:
+    codecs: tuple[Codec, ...] = (Keep(),) if what == KEEP else tuple(codec for _, codec in clauses(what))
+    return [Rule(At(keys), codec) for codec in codecs]
+
+
+def wording(codecs: tuple[Codec, ...]) -> str:
+    """Codecs as one would type them: settings that are the default are left out, but for bits."""
+    return "; ".join(map(_typed, codecs)) or KEEP
+
+
+def _typed(codec: Codec) -> str:
+    settings = [(f.name, getattr(codec, f.name), f.default) for f in fields(codec)]
+    shown = ", ".join(f"{name}={value!r}" for name, value, default in settings if value != default or name == "bits")
+    return f"{type(codec).__name__.lower()}({shown})"

@@ -1,0 +1,55 @@
+"""The planner's question as numbers: one option for each group, under budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes held from one event of the step until before another."""
+
+    start: int
+    stop: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Option:
+    """One thing that can be done to a group (a storage, or a region that may be recomputed)."""
+
+    seconds: float
+    """What it adds to the step; negative where it is faster than doing nothing."""
+    error: float
+    """What it adds to the squared relative error of the gradient."""
+    kept: int
+    """Bytes held at the end of forward."""
+    spans: tuple[Span, ...] = ()
+    """What it adds to the bytes of each event; what a span takes away is negative."""
+    needs: tuple[tuple[int, frozenset[int]], ...] = ()
+    """(group, options of it): this one may be chosen only if that group takes one of those."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Choose one option per group: the fewest seconds within all bounds, and among those the least error."""
+
+    floor: tuple[int, ...]
+    """Bytes of each event that no choice changes."""
+    groups: tuple[tuple[Option, ...], ...]
+    most_peak: int | None = None
+    """Bounds; None is no bound."""
+    most_kept: int | None = None
+    most_seconds: float | None = None
+    most_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The option of each group, and what they come to together."""
+
+    choice: tuple[int, ...]
+    seconds: float
+    error: float
+    kept: int
+    peak: int

@@ -1,0 +1,158 @@
+"""Plans as text: what becomes of each kind of storage, why, and what another plan does differently."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from slimgrad.report.human import human_bytes, human_ratio, path_name, plural, shorten, wrapped
+from slimgrad.report.text import plain_table, rendered
+
+if TYPE_CHECKING:
+    from slimgrad.planner.plan import Action, Plan
+
+WHY = {
+    "keep": "it is kept as it is: nothing that is allowed makes it smaller at a price that the budget asks for",
+    "recompute": "it is not kept: the module around it runs again in backward",
+    "derive": "it is not kept: the op that made it runs again in backward, from what its own node keeps",
+    "lossless": "backward reads less of it than it holds, so that is what is kept, exactly",
+    "fewbit": "backward reads a derivative alone, which a few bits name",
+    "quant": "its values are kept in {bits} bits",
+    "topk": "its largest elements are kept",
+}
+"""By the first word of what is done."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Actions of repeated layers, told together."""
+
+    where: str
+    module: str
+    need: str
+    what: str
+    count: int
+    before: int
+    after: int
+    seconds: float
+
+
+def plan_table(plan: Plan, limit: int | None = 20) -> str:
+    """A headline with what is promised, then the actions, repeated layers together, the largest first."""
+    rows = grouped(plan)
+    shown = rows if limit is None else rows[:limit]
+    table = plain_table("was", "now", "times", "where", "what", right=("was", "now", "times"))
+    for row in shown:
+        table.add_row(human_bytes(row.before), human_bytes(row.after), str(row.count), shorten(row.where, 44), row.what)
+    parts = ["\n".join(headline(plan)), rendered(table)]
+    if len(rows) > len(shown):
+        parts.append(f"… and {plural(len(rows) - len(shown), 'more kind')} of storage")
+    return "\n\n".join(part.rstrip("\n") for part in parts)
+
+
+def headline(plan: Plan) -> list[str]:
+    lines = [
+        f"plan for {plan.model or 'the model'} on {plan.device or 'this device'}, budget {plan.budget}",
+        f"kept {human_bytes(plan.kept_before)} -> {human_bytes(plan.kept_bytes)} "
+        f"({human_ratio(plan.kept_before, plan.kept_bytes)})",
+    ]
+    if plan.peak_bytes is not None and plan.peak_before is not None:
+        lines.append(
+            f"peak {human_bytes(plan.peak_before)} -> {human_bytes(plan.peak_bytes)}, of which "
+            f"{human_bytes(plan.fixed_bytes)} are there before the step"
+        )
+    lines.append(f"step {plan.slowdown:.2f}x of the untouched time, gradient error {gradient_error(plan.error)}")
+    if plan.recompute:
+        lines.append(f"{plural(len(plan.recompute), 'module')} run again in backward: {_few(plan.recompute)}")
+    return lines
+
+
+def gradient_error(error: float) -> str:
+    return "none: all of it is exact" if error == 0 else f"{100 * error:.2g} %"
+
+
+def _few(paths: tuple[str, ...]) -> str:
+    return ", ".join(paths) if len(paths) <= 3 else f"{paths[0]}, {paths[1]}, … {paths[-1]}"
+
+
+def grouped(plan: Plan) -> list[Row]:
+    """Actions that differ in nothing but the numbers in their paths, the largest first."""
+    groups: dict[tuple[str, str, str, str], list[Action]] = {}
+    for action in plan.actions:
+        groups.setdefault((_numberless(action.site), action.module, action.need, action.what), []).append(action)
+    rows = [
+        Row(
+            where=_short(actions[0].site if len(actions) == 1 else where),
+            module=module,
+            need=need,
+            what=what,
+            count=len(actions),
+            before=sum(action.before for action in actions),
+            after=sum(action.after for action in actions),
+            seconds=sum(action.seconds for action in actions),
+        )
+        for (where, module, need, what), actions in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row.before)
+
+
+def _numberless(site: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=[.:#])", "*", site)
+
+
+def _short(site: str) -> str:
+    return re.sub(r"Backward\d+", "", site).replace(":", " ")
+
+
+def explanation(plan: Plan, limit: int) -> str:
+    """Sentences, the biggest first."""
+    lines = [*headline(plan), ""]
+    for row in grouped(plan)[:limit]:
+        lines.append(wrapped(_sentence(row, plan), "- ", "  "))
+    return "\n".join(lines)
+
+
+def _sentence(row: Row, plan: Plan) -> str:
+    words = [word.strip() for word in row.what.split(";")]
+    name, bits = words[0].partition("(")[0], re.search(r"bits=(\d)", words[0])
+    why = WHY.get(name, f"{words[0]} is applied").format(bits=bits[1] if bits else "4")
+    many = f"{row.count} storages of " if row.count > 1 else ""
+    cost = f", for {100 * row.seconds / plan.step_seconds:.1f} % of a step" if _tells_cost(row, plan) else ""
+    return (
+        f"{many}{row.where} ({row.module}, {row.need}): {why}; {human_bytes(row.before)} become "
+        f"{human_bytes(row.after)}{cost}."
+    )
+
+
+def _tells_cost(row: Row, plan: Plan) -> bool:
+    return plan.step_seconds > 0 and row.seconds > 0
+
+
+def difference(plan: Plan, other: Plan) -> str:
+    """What differs, kind by kind."""
+    old, new = (dict(_by_site(p)) for p in (plan, other))
+    lines = [f"budget {plan.budget} -> {other.budget}"]
+    lines += [f"kept {human_bytes(plan.kept_bytes)} -> {human_bytes(other.kept_bytes)}"]
+    changes: Counter[tuple[str, str, str]] = Counter()
+    for site in dict.fromkeys((*old, *new)):
+        before, after = old.get(site, "nothing said"), new.get(site, "nothing said")
+        if before != after:
+            changes[_short(_numberless(site)), before, after] += 1
+    lines += [f"{where}: {before} -> {after}{_times(count)}" for (where, before, after), count in changes.items()]
+    for path in sorted(set(plan.recompute) ^ set(other.recompute)):
+        lines.append(f"{path_name(path)}: {'runs' if path in other.recompute else 'no longer runs'} again in backward")
+    return "\n".join(lines if len(lines) > 2 else [*lines, "all actions are the same"])
+
+
+def _by_site(plan: Plan) -> Iterator[tuple[str, str]]:
+    seen: Counter[str] = Counter()
+    for action in plan.actions:
+        seen[action.site] += 1
+        yield f"{action.site}{'#' * (seen[action.site] - 1)}", action.what
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)" if count > 1 else ""

@@ -1,0 +1,189 @@
+"""Plans: what they promise is what the allocator says, and they are values that one can read, edit and compare."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import slimgrad as sg
+from slimgrad.planner.planning import bound_of
+from slimgrad.profiler.meter import measured_step
+from tests.planner.models import MODELS, SPEEDS, Case, made
+
+
+def gradients(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    model(**batch).loss.backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def step(model: nn.Module, batch: dict[str, Tensor]) -> None:
+    model.zero_grad(set_to_none=True)
+    model(**batch).loss.backward()
+
+
+@pytest.mark.parametrize("budget", ["1.5x", "3x", "6x"])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_plan_promises_is_what_a_step_takes(name: str, budget: str) -> None:
+    """On a CPU, by the allocator's own account. What oneDNN lays out anew for convolutions is not foreseen."""
+    model, batch = made(name)
+    plan = sg.plan(sg.profile(model, batch, fake=True), budget, calibration=SPEEDS)
+    run = sg.apply(model, plan, batch=batch)
+    step(model, batch)
+    kept = run.report().kept_after
+    assert abs(kept / plan.kept_bytes - 1) <= 0.02
+    assert kept <= plan.kept_before / float(budget[:-1]) * 1.03
+    model.zero_grad(set_to_none=True)
+    peak = measured_step(lambda: step(model, batch), "cpu").peak
+    promised = plan.peak_bytes - plan.fixed_bytes
+    assert peak <= 1.03 * promised, (peak, promised)
+    assert promised <= (1.08 if name != "resnet" else 1.2) * peak, (peak, promised)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "resnet"])
+def test_a_plan_of_exact_actions_alone_leaves_every_gradient_as_it_was(name: str) -> None:
+    model, batch = made(name)
+    plain = copy.deepcopy(model)
+    plan = sg.plan(sg.profile(model, batch, fake=True), "2.5x", allow="exact", calibration=SPEEDS)
+    assert plan.error == 0
+    run = sg.apply(model, plan)
+    for _ in range(3):
+        for one, two in zip(gradients(model, batch), gradients(plain, batch), strict=True):
+            assert torch.equal(one, two)
+    assert run.report().kept_after <= plan.kept_before / 2.5 * 1.02
+
+
+@pytest.fixture(scope="module")
+def case() -> tuple[Case, sg.Profile]:
+    model, batch = made("gpt2")
+    return (model, batch), sg.profile(model, batch, fake=True)
+
+
+def test_a_budget_in_bytes_bounds_the_peak_with_all_that_is_there(case: tuple[Case, sg.Profile]) -> None:
+    (model, batch), profile = case
+    plan = sg.plan(profile, "12MiB", calibration=SPEEDS)
+    fixed = sum(p.nbytes for p in (*model.parameters(), *model.buffers())) + sum(t.nbytes for t in batch.values())
+    tied = model.transformer.wte.weight.nbytes
+    assert fixed - tied <= plan.fixed_bytes <= fixed
+    assert plan.peak_bytes <= 12 * 2**20 < plan.peak_before
+    reserved = sg.plan(profile, "12MiB", reserve="1MiB", calibration=SPEEDS)
+    assert reserved.fixed_bytes == plan.fixed_bytes + 2**20
+    assert reserved.peak_bytes <= 12 * 2**20 and reserved.seconds >= plan.seconds
+
+
+def test_bounds_on_time_and_error_are_kept(case: tuple[Case, sg.Profile]) -> None:
+    _, profile = case
+    assert sg.plan(profile, "2x", max_slowdown=1.2, calibration=SPEEDS).slowdown <= 1.2
+    assert sg.plan(profile, "4x", max_error=0.01, calibration=SPEEDS).error <= 0.01
+    with pytest.raises(sg.BudgetError, match="smallest reachable kept"):
+        sg.plan(profile, "8x", max_slowdown=1.01, calibration=SPEEDS)
+
+
+def test_a_budget_that_nothing_meets_says_what_would_and_what_weighs_most(case: tuple[Case, sg.Profile]) -> None:
+    _, profile = case
+    with pytest.raises(
+        sg.BudgetError, match=r"smallest reachable peak is .* What weighs most there: .* with "
+    ) as found:
+        sg.plan(profile, "2MiB", calibration=SPEEDS)
+    least = found.value.smallest
+    assert least is not None
+    assert sg.plan(profile, least, calibration=SPEEDS).peak_bytes == least
+    with pytest.raises(sg.BudgetError):
+        sg.plan(profile, least - 1, calibration=SPEEDS)
+
+
+def test_more_budget_never_means_a_slower_plan(case: tuple[Case, sg.Profile]) -> None:
+    _, profile = case
+    plans = [sg.plan(profile, f"{ratio}x", calibration=SPEEDS) for ratio in (1, 1.3, 1.7, 2.2, 3, 4, 6)]
+    assert plans[0].seconds <= 0
+    for more, less in pairwise(plans):
+        assert more.seconds <= less.seconds + 1e-9
+
+
+@pytest.mark.parametrize("budget", ["8 parsecs", "", "0x", "-1x", 0, -3, True, None, "x"])
+def test_a_budget_that_is_none_is_refused(case: tuple[Case, sg.Profile], budget: object) -> None:
+    with pytest.raises(sg.SpecError, match="expected"):
+        sg.plan(case[1], budget, calibration=SPEEDS)
+
+
+def test_budgets_are_read_as_people_write_them() -> None:
+    assert bound_of("12GiB", 0).peak == 12 * 2**30
+    assert bound_of(5_000_000, 0).peak == 5_000_000
+    assert bound_of(0.25, 1000).kept == bound_of("4x", 1000).kept == 250
+
+
+def test_what_may_be_done_is_checked(case: tuple[Case, sg.Profile]) -> None:
+    with pytest.raises(sg.SpecError, match="found 'magic'"):
+        sg.plan(case[1], "2x", allow=["derive", "magic"], calibration=SPEEDS)
+    plan = sg.plan(case[1], "1.2x", allow=["derive", "lossless"], calibration=SPEEDS)
+    assert {action.what for action in plan.actions} <= {"keep", "derive(); lossless()", "lossless()"}
+    assert not plan.recompute
+
+
+def test_a_profile_without_a_timeline_takes_ratios_alone(case: tuple[Case, sg.Profile]) -> None:
+    profile = replace(case[1], timeline=None, meta={**case[1].meta, "no_timeline": "it was told so"})
+    plan = sg.plan(profile, "3x", calibration=SPEEDS)
+    assert plan.peak_bytes is None and plan.kept_bytes <= plan.kept_before / 3
+    with pytest.raises(sg.BudgetError, match="it was told so"):
+        sg.plan(profile, "12MiB", calibration=SPEEDS)
+
+
+def test_plans_survive_json_and_can_be_edited_there(case: tuple[Case, sg.Profile]) -> None:
+    (model, batch), profile = case
+    plan = sg.plan(profile, "3x", allow=["quant", "lossless"], calibration=SPEEDS)
+    assert sg.Plan.from_json(plan.to_json()) == plan
+    data = json.loads(plan.to_json())
+    edited = next(a for a in data["actions"] if a["what"].startswith("quant"))
+    edited["what"] = "quant(bits=2); lossless()"
+    other = sg.Plan.from_json(json.dumps(data))
+    run = sg.apply(model, other)
+    step(model, batch)
+    run.remove()
+    assert repr(sg.Quant(bits=2)) in {site.codec for site in run.report().sites}
+    assert "-> quant(bits=2); lossless()" in plan.diff(other)
+    edited["what"] = "quant(bits=5)"
+    with pytest.raises(sg.SlimgradError, match="bits"):
+        sg.Plan.from_json(json.dumps(data))
+
+
+def test_a_plan_compared_with_itself_says_so(case: tuple[Case, sg.Profile]) -> None:
+    plan = sg.plan(case[1], "2x", calibration=SPEEDS)
+    assert "all actions are the same" in plan.diff(plan)
+
+
+def test_a_plan_prints_its_promises_and_explains_each_big_site(case: tuple[Case, sg.Profile]) -> None:
+    plan = sg.plan(case[1], "3x", calibration=SPEEDS)
+    text = str(plan)
+    assert "budget 3x less kept" in text and "of the untouched time" in text and "there before the step" in text
+    told = plan.explain()
+    assert "runs again in backward" in told and "become" in told
+
+
+def test_plans_work_with_other_batch_sizes(case: tuple[Case, sg.Profile]) -> None:
+    (model, batch), profile = case
+    plan = sg.plan(profile, "3x", calibration=SPEEDS)
+    run = sg.apply(model, plan)
+    for size in (8, 3, 5):
+        step(model, {name: tensor[:size] for name, tensor in batch.items()})
+    report = run.report()
+    run.remove()
+    assert report.kept_after < 0.3 * plan.kept_before
+
+
+def test_a_plan_for_another_model_does_no_harm() -> None:
+    model, batch = made("vit")
+    other, _ = made("gpt2")
+    plan = sg.plan(sg.profile(*made("gpt2"), fake=True), "2x", allow=["derive", "quant"], calibration=SPEEDS)
+    run = sg.apply(model, plan)
+    step(model, batch)
+    run.remove()
+    again = replace(plan, recompute=("transformer.h.7",))
+    with pytest.raises(sg.RuleError, match=r"transformer\.h\.7"):
+        sg.apply(other, again)
