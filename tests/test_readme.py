@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 import slimgrad as sg
@@ -19,12 +20,17 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 def test_the_code_of_the_readme_runs_from_top_to_bottom() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    names: dict[str, object] = {"model": nn.Linear(2, 2)}
+    names: dict[str, object] = {
+        "model": nn.Linear(2, 2),
+        "batch": (torch.randn(4, 2), torch.randn(4, 2)),
+        "loss_fn": nn.functional.mse_loss,
+    }
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         for block in blocks:
             exec(block, names)
     assert len(blocks) == 3
+    assert "A real step held" in shown.getvalue()
     assert "autograd keeps" in shown.getvalue() and "What did not shrink, and why" in shown.getvalue()
 
 

@@ -42,6 +42,7 @@ class Configuration:
 CONFIGURATIONS = (
     Configuration("untouched", None, exact=True),
     Configuration("lossless", lambda sg: sg.Lossless(), exact=True),
+    Configuration("derive", lambda sg: sg.Derive(), exact=True),
     Configuration("fewbit 3 bit", lambda sg: sg.fewbit(bits=3), exact=False),
     Configuration("quant 4 bit", lambda sg: sg.Quant(bits=4), exact=False),
     Configuration("dropit 10 %", lambda sg: sg.dropit(keep=0.1), exact=False),
@@ -49,6 +50,9 @@ CONFIGURATIONS = (
     Configuration("comet 1 %", lambda sg: sg.comet(target=0.01), exact=False),
 )
 """The first is what the others are measured against."""
+
+PLANNED = Configuration("plan, 4x", lambda sg: planned(sg, "4x"), exact=False)
+"""The fastest that keeps a quarter, by what this machine was measured to take."""
 
 UNDER_BUDGET = (
     Configuration("untouched", None, exact=True),
@@ -70,7 +74,7 @@ class Workload:
 
 
 WORKLOADS = (
-    Workload(SCRATCH, CONFIGURATIONS, adapts=False),
+    Workload(SCRATCH, (*CONFIGURATIONS, PLANNED), adapts=False),
     Workload(ADAPT, CONFIGURATIONS, adapts=True, frozen=True),
     Workload(BUDGET, UNDER_BUDGET, adapts=True),
 )
@@ -94,7 +98,7 @@ class Row:
 def demo(
     epochs: int = typer.Option(6, "--epochs", min=1, help="Epochs per training."),
     seed: int = typer.Option(0, "--seed", help="Decides weights, order of images and dropout."),
-    out: Path = typer.Option(Path("out"), "--out", help="Folder for demo.json and demo.png."),
+    out: Path = typer.Option(Path("out"), "--out", help="Folder for demo.json, demo.png and frontier.html."),
     quick: bool = typer.Option(False, "--quick", help="One epoch: to see it run, not to compare accuracies."),
 ) -> None:
     """Train a small network on handwritten digits with and without slimgrad; compare bytes, time and weights."""
@@ -103,7 +107,8 @@ def demo(
     rows = all_rows(epochs, seed, console)
     for table in workload_tables(rows):
         console.print(table, "")
-    for path in written(rows, out, {"epochs": epochs, "seed": seed}):
+    paths = written(rows, out, {"epochs": epochs, "seed": seed})
+    for path in (*paths, frontier_page(out)):
         console.print(f"wrote {path}", highlight=False, soft_wrap=True)
     checked(rows)
 
@@ -129,6 +134,26 @@ def all_rows(epochs: int, seed: int, console: Console) -> list[Row]:
             rows += compared(workload, outcomes)
             start = start or outcomes[0].state
     return rows
+
+
+def planned(sg: Any, budget: str) -> Any:
+    """A plan for the demo's network."""
+    return sg.plan(network_profile(sg), budget)
+
+
+def network_profile(sg: Any) -> Any:
+    from slimgrad.cli.digits import example
+
+    return sg.profile(*example(), fake=True)
+
+
+def frontier_page(out: Path) -> Path:
+    """Budgets for the demo's network, on a page to play with."""
+    import slimgrad as sg
+
+    path = out / "frontier.html"
+    sg.frontier(network_profile(sg)).save(path)
+    return path
 
 
 def progress_bar(console: Console) -> Progress:

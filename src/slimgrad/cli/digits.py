@@ -98,6 +98,12 @@ def network() -> nn.Sequential:
     return nn.Sequential(OrderedDict(stem=block(1, 24, nn.ReLU()), body=body, head=head))
 
 
+def example() -> tuple[nn.Module, tuple[Tensor, Tensor], Callable[..., Tensor]]:
+    """The network, a batch for it and the loss, as `profile` takes them."""
+    batch = torch.zeros(BATCH, 1, SIDE, SIDE), torch.zeros(BATCH, dtype=torch.long)
+    return network().train(), batch, F.cross_entropy
+
+
 @dataclass(frozen=True)
 class Start:
     """What a training begins with."""

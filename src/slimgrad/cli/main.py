@@ -9,8 +9,11 @@ from typer.core import TyperGroup
 
 from slimgrad import __version__
 from slimgrad.cli.demo import demo
+from slimgrad.cli.fit import fit
 from slimgrad.cli.info import info
+from slimgrad.cli.plan import plan
 from slimgrad.cli.profile import profile
+from slimgrad.cli.report import report
 from slimgrad.cli.table import table
 from slimgrad.errors import SlimgradError
 
@@ -51,5 +54,8 @@ def options(
 
 app.command()(demo)
 app.command()(profile)
+app.command()(plan)
+app.command()(fit)
+app.command()(report)
 app.command()(table)
 app.command()(info)

@@ -330,11 +330,20 @@ class Draft:
                 "works all the same"
             )
         problem = self.problem(bound, max_slowdown, max_error)
-        solution = solve(problem)
+        solution = self._without_a_higher_peak(problem) or solve(problem)
         if solution is None:
             raise self._infeasible(problem, bound)
         events = usage(problem, solution.choice)
         return self._told(solution, bound), tuple(self.fixed + int(size) for size in events)
+
+    def _without_a_higher_peak(self, problem: Problem) -> Solution | None:
+        """Where only what is kept is bounded: packing takes room for a moment, which no plan should have above what a
+        step takes untouched, if there is one.
+        """
+        timeline = self.profile.timeline
+        if problem.most_peak is not None or timeline is None:
+            return None
+        return solve(replace(problem, most_peak=max(timeline.untouched(self.profile))))
 
     def smallest(self, of: str, max_slowdown: float | None = None, max_error: float = DEFAULT_ERROR) -> Plan:
         """The plan that reaches least, of "peak" or of "kept"."""

@@ -1,0 +1,63 @@
+"""Calibration: measured once, quickly, remembered, and of the right order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import slimgrad as sg
+from slimgrad.planner import calibration
+from slimgrad.planner.calibration import CASES, Rate, measure, rate_key
+from slimgrad.spec import Need
+
+
+@pytest.fixture(scope="module")
+def speeds() -> sg.Calibration:
+    """With one timed call each: what it is worth is not asked here."""
+    told: list[tuple[int, int, str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "SIZES", {"cpu": (2**10, 2**14), "cuda": (2**10, 2**14)})
+        found = measure(torch.device("cpu"), lambda *step: told.append(step))
+    assert [done for done, _, _ in told] == list(range(len(CASES) + 3)) and {steps for _, steps, _ in told} == {
+        len(CASES) + 2
+    }
+    return found
+
+
+def test_speeds_are_positive_and_every_case_has_its_rate(speeds: sg.Calibration) -> None:
+    assert speeds.copy > 1e7 and speeds.launch > 0 and all(flops > 1e7 for flops in speeds.flops.values())
+    assert set(speeds.rates) == {rate_key(case.codec, case.demand.need) for case in CASES}
+    for rate in speeds.rates.values():
+        assert min(rate.call, rate.pack, rate.unpack, rate.pack_scratch, rate.unpack_scratch) >= 0
+        assert rate.seconds(2**20, 1) > 0
+
+
+def test_calibrations_survive_json(speeds: sg.Calibration) -> None:
+    assert sg.Calibration.from_json(speeds.to_json()) == speeds
+
+
+def test_more_readers_and_more_bytes_take_longer() -> None:
+    rate = Rate(call=1e-5, pack=1e-9, unpack=2e-9)
+    assert rate.seconds(1000, 1) == pytest.approx(2e-5 + 3e-6)
+    assert rate.seconds(1000, 3) - rate.seconds(1000, 1) == pytest.approx(2 * (1e-5 + 2e-6))
+
+
+def test_what_was_not_measured_is_taken_for_a_few_passes(speeds: sg.Calibration) -> None:
+    assert speeds.rate(sg.Blocks(), Need.OPERAND).seconds(10**9, 1) > 10**9 / speeds.copy
+
+
+def test_an_op_takes_what_limits_it() -> None:
+    speeds = sg.Calibration(device="test", torch="", copy=1e9, flops={"float32": 1e10}, launch=1e-6, rates={})
+    assert speeds.op_seconds(0, 10, "float32") == 1e-6
+    assert speeds.op_seconds(10**10, 10, "float32") == 1.0
+    assert speeds.op_seconds(10, 10**9, "bfloat16") == 1.0  # not measured in bfloat16: float32's speed
+
+
+def test_a_device_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, speeds: sg.Calibration) -> None:
+    monkeypatch.setenv("SLIMGRAD_CACHE", str(tmp_path))
+    calls = []
+    monkeypatch.setattr(calibration, "measure", lambda *args: calls.append(1) or speeds)
+    assert sg.calibrate("cpu") == sg.calibrate("cpu") == speeds
+    assert len(calls) == 1
