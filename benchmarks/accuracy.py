@@ -12,7 +12,8 @@ Tasks: ResNet-18, a small ViT and a small ResMLP on CIFAR-10; MiniLM fine-tuned 
 TinyShakespeare. Sizes and recipes stand in benchmarks/tasks/__init__.py. bf16 autocast on a GPU, single precision on a
 CPU. All configurations of a seed begin with the same weights and see the same batches and dropout draws.
 
-A configuration is `untouched` or what `slimgrad.apply` takes as text. Storages from 64 KiB on are packed, and each row
+A configuration is `untouched`, what `slimgrad.apply` takes as text, or "plan(budget='8x')", planned for a batch of the
+training. Storages from 64 KiB on are packed, and each row
 tells how much less was kept, measured: accuracy counts only for what was compressed.
 
 The data folder (--data, else the variable SLIMGRAD_DATA, else data/) holds
@@ -52,7 +53,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tasks import TASKS, table
 from tasks.base import Places, Recipe
-from tasks.training import UNTOUCHED, Entry, Job, trained
+from tasks.training import PLAN, UNTOUCHED, Entry, Job, trained
 from torch import nn
 
 import slimgrad as sg
@@ -117,7 +118,7 @@ def recipe_for(name: str, args: argparse.Namespace) -> Recipe:
 def check_configs(configs: Sequence[str]) -> None:
     """Refuse a configuration that cannot be read before hours are spent on the others."""
     for config in configs:
-        if config != UNTOUCHED:
+        if config != UNTOUCHED and not config.startswith(PLAN):
             try:
                 sg.apply(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), config).remove()
             except sg.SlimgradError as error:

@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import slimgrad as sg
+from slimgrad.rules.wording import called
 from tasks import TASKS
 from tasks.base import Batch, Data, Places, Recipe, Source
 
 UNTOUCHED = "untouched"
+PLAN = "plan("
+"""How the configurations begin that are planned."""
 MIN_BYTES = 65536
 """By default slimgrad leaves storages under 2 MiB alone on a GPU. These models are small: here it must not."""
 
@@ -93,7 +96,8 @@ def trained(job: Job) -> Entry:
     torch.manual_seed(job.seed)
     model = task.build(job.places).to(device, memory_format=torch.channels_last)
     optimizer = optimizer_for(model, job.recipe, device)
-    run = None if job.config == UNTOUCHED else sg.apply(model, job.config, optimizer=optimizer, min_bytes=MIN_BYTES)
+    what = job.config if not job.config.startswith(PLAN) else plan_for(job, model, data, device)
+    run = None if job.config == UNTOUCHED else sg.apply(model, what, optimizer=optimizer, min_bytes=MIN_BYTES)
     losses, diverged_by = fitted(model, data, job.recipe, job.seed, device, optimizer, run)
     kept = {} if run is None else kept_under(run)
     figures = evaluated(model, islice(data.tests(2 * job.recipe.batch), job.recipe.test_batches), device)
@@ -109,6 +113,15 @@ def trained(job: Job) -> Entry:
         **figures,
         **kept,
     )
+
+
+def plan_for(job: Job, model: nn.Module, data: Data, device: torch.device) -> sg.Plan:
+    """As in "plan(budget='8x')": for a batch of this training."""
+    _, settings = called(job.config)
+    inputs, targets = next(iter(data.batches(job.seed, 1, job.recipe.batch)))
+    with precision(device):
+        profile = sg.profile(model.train(), tuple(inputs), lambda output: cross_entropy(output, targets), fake=True)
+    return sg.plan(profile, settings.pop("budget"), min_bytes=MIN_BYTES, **settings)
 
 
 def kept_under(run: sg.Run) -> dict[str, Any]:

@@ -42,12 +42,13 @@ from tests.models import cnn, hook_count, images
 
 CODECS: dict[str, Any] = {
     "lossless": sg.Lossless(),
+    "derive": sg.Derive(),
     "halved": Halved(),
     "quant": sg.Quant(bits=8),
     "blocks": sg.Blocks(keep=0.3, block=(16, 16), means=16),
 }
 
-LOSSY = [name for name in CODECS if name != "lossless"]
+LOSSY = [name for name in CODECS if name not in ("lossless", "derive")]
 """These serve what they can, and Lossless the rest."""
 
 WHERE = ("inside", "around")

@@ -14,6 +14,7 @@ real tensors compares, and what comes out differently is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -34,6 +35,8 @@ MOST_RERUNS = 5
 
 BEFORE_CAST = RESHAPING | {CAST}
 """What may come before a cast: a view that turns elements round would be lost with the memory that it is a view of."""
+
+NOTHING_AROUND = nullcontext()
 
 MOST_WAYS = 4
 """Ways to make one tensor that are remembered, the cheapest first."""
@@ -365,7 +368,9 @@ class Derivation:
         node = _behind(handle.node, self.names)
         assert node is not None
         assert self.way is not None
-        with torch.autocast(layout.device.type, enabled=False):
+        kind = layout.device.type
+        around = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else NOTHING_AROUND
+        with around:  # what was cast is in its slot as it was
             made = _value(node, self.way.what).to(layout.dtype)
         return _laid_out(made, layout, handle.offset)
 
