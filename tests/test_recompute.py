@@ -135,6 +135,31 @@ def test_a_forward_that_others_replaced_is_refused(model: Stack) -> None:
     assert hook_count(model) == 0
 
 
+def test_inputs_of_regions_may_be_derived_from_what_is_packed(model: Stack, x: Tensor) -> None:
+    """The input of each region is a norm's output here, and the norm's input is in eight bits."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(3))
+            self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm, block in zip(self.norms, self.blocks, strict=True):
+                x = block(norm(x))
+            return x
+
+    model, exact = Normed().eval(), []
+    for p in (0, 1):
+        run = sg.apply(model, f"blocks.*: recompute(); derive(); {('quant(bits=8)', 'keep()')[p]}; lossless()")
+        step(model, x)
+        exact.append(step(model, x))
+        assert [s.codec for s in run.report().sites if s.site.node == "checkpoint"] == [repr(sg.Derive())] * 3
+        run.remove()
+    for one, two in zip(*exact, strict=True):
+        assert (one - two).norm() < 0.05 * two.norm()
+
+
 class Rectified(nn.Module):
     """Ends in a ReLU, whose node is the newest when the next block's input is saved."""
 

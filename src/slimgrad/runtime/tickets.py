@@ -134,8 +134,8 @@ class Order:
     def verify(self, node: Node) -> None:
         """Ask the node that really runs whether it needs what was learnt; a wrong gradient must never pass silently."""
         name = node.name()
-        if name in self.readers:
-            return
+        if name in self.readers or needs.CHECKPOINT in self.readers:
+            return  # a region reads its inputs while any of its nodes runs
         # Where the values are held, it does not matter what is read of them; asking the node would take 10 us.
         if (self.holds_values and name == self.node) or self.node == needs.CHECKPOINT:
             return

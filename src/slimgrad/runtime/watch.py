@@ -157,7 +157,8 @@ class WatchFrame(Frame):
         storage = storage_of(tensor)
         if storage is None:
             return ticket
-        found = self._passage(tensor)
+        boundary = _saved_by_checkpoint()
+        found = self._passage(tensor, boundary)
         held = Held(ticket, self.reader, None if found is None else tensor.grad_fn)
         self.records.append(
             Record(
@@ -180,7 +181,7 @@ class WatchFrame(Frame):
                 storage_bytes=storage.nbytes(),
                 origin=origin(tensor),
                 passage=found,
-                boundary=_saved_by_checkpoint(),
+                boundary=boundary,
             )
         )
         if not self.records[-1].boundary:
@@ -196,9 +197,9 @@ class WatchFrame(Frame):
             return Kept(tensor)
         return super().seal(tensor, order, demand, source)
 
-    def _passage(self, tensor: Tensor) -> Passage | None:
+    def _passage(self, tensor: Tensor, boundary: bool) -> Passage | None:
         """Not for what its own node saves; nor where orders are known, which were made by what was found before."""
-        if self.calls or tensor.grad_fn is None or is_output(tensor):
+        if self.calls or tensor.grad_fn is None or (is_output(tensor) and not boundary):
             return None
         return passage(tensor, self._saves)
 
