@@ -132,6 +132,8 @@ def progress_bar() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
+    from slimgrad.report.human import shorten
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, steps, text: None
@@ -139,4 +141,4 @@ def progress_bar() -> Iterator[Progress]:
     columns = (BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"), TextColumn("{task.description}"))
     with progress.Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("", total=1)
-        yield lambda done, steps, text: bar.update(task, completed=done, total=steps, description=text)
+        yield lambda done, steps, text: bar.update(task, completed=done, total=steps, description=shorten(text, 30))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,19 @@ from slimgrad.planner.planning import DEFAULT_ERROR, Bound, Budget, Draft, bound
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.report import frontiers
 from slimgrad.report.frontier_page import frontier_page
-from slimgrad.report.human import UNITS
+from slimgrad.report.human import path_name, plural
 from slimgrad.spec import Need, Profile, Site, Storage, Value
 from slimgrad.spec.budgets import bytes_of
 from slimgrad.spec.values import checked_body, load_all, tuples
 
 BUDGETS = 16
 """How many are swept if none are given."""
+
+FAR = 64
+"""Beyond so many times less, budgets are not swept, but for the smallest."""
+
+TYPED = ("B", "KiB", "MiB", "GiB")
+"""Units in which budgets are given."""
 
 POINTS = 600
 """Of a timeline, at the most."""
@@ -92,6 +97,14 @@ class Frontier(Value):
             found = f"{len(self.plans)} plans, {len(self.budgets)} budgets, {len(self.timelines)} timelines"
             raise SpecError(f"Frontier: expected a budget and a timeline for each plan, found {found}")
 
+    def within(self, budget: Budget) -> int:
+        """The number of the fastest plan that meets `budget`, which may lie between those that were swept."""
+        limit = _limit(bound_of(budget, self.kept_before))
+        found = next((number for number, size in enumerate(self.budgets) if size <= limit), None)
+        if found is None:
+            raise BudgetError(f"no plan of this frontier meets {budget}; the last is for {self.plans[-1].budget}")
+        return found
+
     def save(self, path: str | Path, *, chosen: int | None = None) -> Path:
         """Write one HTML file that compares the plans and needs nothing else; it begins with plan number `chosen`."""
         page = frontier_page(frontiers.page_data(self, chosen))
@@ -135,18 +148,19 @@ def frontier(
     """Plans for many budgets, to see what memory costs in time before choosing one.
 
     `budgets` are as in `plan`, all in bytes or all ratios. By default they lead in even ratios from the untouched peak
-    to the smallest that can be reached, or, where the profile has no timeline, from all that is kept to the least;
-    `also` adds one to these. A budget that gains nothing over a smaller one is left out, so that each plan is faster
-    than the next. The rest is as in `plan`.
+    to the smallest that can be reached, or, where the profile has no timeline, from all that is kept to the least.
+    `also` adds one to these, and if that is a ratio, so are they. A budget that gains nothing over a smaller one is
+    left out, so that each plan is faster than the next. The rest is as in `plan`.
     """
     tell: Progress = progress or (lambda *_: None)
     speeds = calibration or calibrate(device_of(profile), progress=tell)
     draft = Draft.of(profile, allow, speeds, reserve, min_bytes, sensitivity)
     most_error = DEFAULT_ERROR if max_error is None else max_error
     tell(0, BUDGETS, "the smallest budget")
-    bounds = spread(draft, most_error) if budgets is None else [bound_of(b, profile.kept_bytes) for b in budgets]
-    if also is not None:
-        bounds.append(bound_of(also, profile.kept_bytes))
+    more = [] if also is None else [bound_of(also, profile.kept_bytes)]
+    of_kept = profile.timeline is None or any(bound.kept is not None for bound in more)
+    given = None if budgets is None else [bound_of(budget, profile.kept_bytes) for budget in budgets]
+    bounds = [*(spread(draft, most_error, of_kept) if given is None else given), *more]
     points, unmet = sweep(draft, checked(bounds), most_error, tell)
     return _told(draft, points, unmet, "peak" if bounds[0].kept is None else "kept")
 
@@ -164,40 +178,38 @@ def checked(bounds: Sequence[Bound]) -> Sequence[Bound]:
 # --- budgets ---
 
 
-def spread(draft: Draft, max_error: float) -> list[Bound]:
+def spread(draft: Draft, max_error: float, of_kept: bool) -> list[Bound]:
     """From the largest sensible budget to the smallest; what is there before the step is in all of them."""
-    least, fixed = draft.smallest("kept" if draft.profile.timeline is None else "peak", None, max_error), draft.fixed
-    if least.peak_bytes is None or least.peak_before is None:
+    least, fixed = draft.smallest("kept" if of_kept else "peak", None, max_error), draft.fixed
+    if of_kept or least.peak_bytes is None or least.peak_before is None:
         return [_kept(size, least.kept_before) for size in steps(least.kept_before, least.kept_bytes)]
     return [_peak(fixed + size) for size in steps(least.peak_before - fixed, least.peak_bytes - fixed)]
 
 
 def _peak(size: int) -> Bound:
     """Rounded up to what one would type."""
-    text = next(text for text in map(partial(_typed, size), range(len(UNITS) + 1)) if text is not None)
+    unit = next(number for number in range(len(TYPED)) if size < 1024 ** (number + 1) or number + 1 == len(TYPED))
+    text = f"{_rounded(size / 1024**unit, math.ceil):g} {TYPED[unit]}"
     return Bound(text, peak=max(size, bytes_of(text)))
 
 
-def _typed(size: int, unit: int) -> str | None:
-    """In so many digits as tell one budget from the next; None if the unit is too small."""
-    value = size / 1024**unit
-    if value >= 1024 and unit < len(UNITS):
-        return None
-    digits = max(0, DIGITS - len(str(int(value))))
-    return f"{math.ceil(value * 10**digits) / 10**digits:g} {('B', *UNITS)[unit]}"
-
-
 def _kept(size: int, whole: int) -> Bound:
-    found = bound_of(f"{math.floor(100 * whole / size) / 100:g}x", whole)
+    found = bound_of(f"{_rounded(whole / size, math.floor):g}x" if size else "1x", whole)
     return replace(found, kept=max(size, found.kept or 0))
+
+
+def _rounded(value: float, to_whole: Callable[[float], int]) -> float:
+    shift: int = 10 ** max(0, DIGITS - len(str(int(value))))
+    return to_whole(value * shift) / shift
 
 
 def steps(most: int, least: int) -> list[int]:
     """Sizes in even ratios, both ends among them."""
-    if not 0 < least < most:
+    if least >= most:
         return [most]
-    inner = [round(most * (least / most) ** (place / (BUDGETS - 1))) for place in range(1, BUDGETS - 1)]
-    return list(dict.fromkeys((most, *inner, least)))
+    end = max(least, most // FAR, 1)
+    sizes = [round(most * (end / most) ** (place / (BUDGETS - 1))) for place in range(BUDGETS)]
+    return list(dict.fromkeys((*sizes, max(least, 1))))
 
 
 # --- plans ---
@@ -309,7 +321,13 @@ def _together(profile: Profile, storages: Sequence[Storage]) -> list[Block]:
         lead = profile.lead(storage)
         groups.setdefault((_top(lead), lead.need), []).append(storage)
     return [
-        Block(path=path, module="small ones", need=str(need), bytes=sum(storage.bytes for storage in group))
+        Block(
+            path=path,
+            module="several",
+            need=str(need),
+            bytes=sum(storage.bytes for storage in group),
+            savers=(f"{path_name(path)}:{plural(len(group), 'small storage')}",),
+        )
         for (path, need), group in groups.items()
     ]
 
