@@ -15,8 +15,11 @@ from torch import nn
 
 import slimgrad as sg
 from slimgrad.errors import BudgetError, SpecError
+from slimgrad.planner.bounds import Bound, Tolerance
+from slimgrad.planner.choices import Choices
 from slimgrad.planner.frontier import Block, coarse
-from slimgrad.planner.planning import Bound, Draft
+from slimgrad.planner.offers import ALLOWED
+from slimgrad.planner.planning import Draft
 from slimgrad.report.frontier_page import check, frontier_page
 from slimgrad.report.frontiers import page_data
 from slimgrad.report.human import NEEDS, human_bytes
@@ -72,7 +75,7 @@ def test_it_leads_from_the_untouched_step_to_the_smallest_that_can_be_reached(
     first, last = swept.plans[0], swept.plans[-1]
     assert swept.peak_before == untouched(profile)
     assert first.seconds == 0 and all(action.what == "keep" for action in first.actions)
-    least = Draft.of(profile, None, SPEEDS, 0).smallest("peak").peak_bytes
+    least = Draft(Choices.of(profile, ALLOWED, SPEEDS, 0)).smallest("peak", Tolerance()).peak_bytes
     assert last.peak_bytes <= 1.01 * least  # the budget is rounded up to three digits
     with pytest.raises(BudgetError):
         sg.plan(profile, int(0.99 * least), calibration=SPEEDS)
@@ -136,8 +139,8 @@ def test_a_slower_plan_for_more_budget_is_replaced(profile: sg.Profile, monkeypa
     """As if the solver had stopped early at a larger budget."""
     traced = Draft.traced
 
-    def early(draft: Draft, bound: Bound, slowdown: Any, error: float) -> Any:
-        plan, events = traced(draft, bound, slowdown, error)
+    def early(draft: Draft, bound: Bound, tolerance: Tolerance) -> Any:
+        plan, events = traced(draft, bound, tolerance)
         return (replace(plan, seconds=1e3), events) if bound.text == "30MiB" else (plan, events)
 
     monkeypatch.setattr(Draft, "traced", early)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import slimgrad as sg
-from slimgrad.planner.planning import bound_of
+from slimgrad.planner.bounds import bound_of
 from slimgrad.profiler.meter import measured_step
 from tests.planner.models import MODELS, SPEEDS, Case, made
 

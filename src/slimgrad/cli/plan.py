@@ -97,7 +97,7 @@ def plan(
 
 def checked_budget(text: str) -> str | float:
     """As `sg.plan` takes it; what is wrong with it is said before anything is measured."""
-    from slimgrad.planner.planning import bound_of
+    from slimgrad.planner.bounds import bound_of
 
     try:
         budget: str | float = float(text)

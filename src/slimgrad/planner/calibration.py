@@ -134,7 +134,7 @@ def measure(device: torch.device, progress: Progress) -> Calibration:
     flops = {str(d).removeprefix("torch."): _flops(device, d) for d in (torch.float32, torch.bfloat16)}
     rates = {}
     for number, case in enumerate(CASES):
-        progress(2 + number, steps, repr(case.codec))
+        progress(2 + number, steps, rate_key(case.codec, case.demand.need))
         rates[rate_key(case.codec, case.demand.need)] = _rate(case, device)
     progress(steps, steps, "done")
     return Calibration(

@@ -26,8 +26,8 @@ which rounding to n steps loses (5.5 / n)**2 / 12; the largest tenth of the valu
 
 FLOWS_ON = 0.1
 """How much of the error in a value shows in each gradient that flows on from there: residual branches and norms carry
-most of a gradient past. With this, predictions for 8 and 4 bits are 0.4 to 5 times what grad_error measures on five small
-models (docs/planner.md); `sensitivity` measures instead."""
+most of a gradient past. With this, predictions for 8 and 4 bits are 0.4 to 8 times what grad_error measures on five
+small models (docs/planner.md); `sensitivity` measures instead."""
 
 
 @dataclass(frozen=True)

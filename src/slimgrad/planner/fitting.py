@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from slimgrad.errors import BatchError, BudgetError
+from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
+from slimgrad.planner.choices import Choices
+from slimgrad.planner.offers import allowed
 from slimgrad.planner.plan import Plan
-from slimgrad.planner.planning import DEFAULT_ERROR, Bound, Budget, Draft, bound_of
+from slimgrad.planner.planning import Draft
+from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.profiler.meter import measured_step
 from slimgrad.profiler.profile import profile, undisturbed
 from slimgrad.report.human import human_bytes, plural
@@ -77,6 +81,7 @@ def fit(
     max_error: float | None = None,
     allow: str | Collection[str] | None = None,
     reserve: str | int = 0,
+    sensitivity: Sensitivity | None = None,
     calibration: Calibration | None = None,
     progress: Progress | None = None,
     min_bytes: int | None = None,
@@ -88,17 +93,14 @@ def fit(
     `budget` and the other settings are those of `plan`; `optimizer` says how much state must fit besides. Call it under
     the same autocast as training. If nothing fits, the model is as it was, and the error says what would.
     """
+    tolerance, names, reserved = Tolerance.of(max_slowdown, max_error), allowed(allow), as_bytes(reserve)
+    bound_of(budget, 1)  # what is wrong with it is said before anything runs
     fitting = Fitting(model, batch, loss_fn, optimizer)
     profiled = profile(model, batch, loss_fn, fake=True)
-    draft = Draft.of(
-        profiled,
-        allow,
-        calibration or calibrate(fitting.device, progress=progress),
-        as_bytes(reserve) + fitting.state_to_come,
-        min_bytes,
-    )
-    bound = bound_of(budget, profiled.kept_bytes)
-    return fitting.tried(draft, bound, max_slowdown, DEFAULT_ERROR if max_error is None else max_error)
+    speeds = calibration or calibrate(fitting.device, progress=progress)
+    reserved += fitting.state_to_come
+    draft = Draft(Choices.of(profiled, names, speeds, reserved, min_bytes, sensitivity))
+    return fitting.tried(draft, bound_of(budget, profiled.kept_bytes), tolerance)
 
 
 class Fitting:
@@ -130,7 +132,7 @@ class Fitting:
             return 0
         return STATE.get(name, 2) + bool(group.get("amsgrad"))
 
-    def tried(self, draft: Draft, bound: Bound, max_slowdown: float | None, max_error: float) -> Fitted:
+    def tried(self, draft: Draft, bound: Bound, tolerance: Tolerance) -> Fitted:
         asked = bound.peak if bound.peak is not None else bound.kept
         assert asked is not None
         attempts: list[Attempt] = []
@@ -138,7 +140,7 @@ class Fitting:
         for _ in range(ATTEMPTS):
             aim = Bound(bound.text, *((target, None) if bound.peak is not None else (None, target)))
             try:
-                found = draft.plan(aim, max_slowdown, max_error)
+                found = draft.plan(aim, tolerance)
             except BudgetError as error:
                 raise self._failed(error, bound, attempts) from error
             run = apply(self._model, found, batch=self._batch, optimizer=self._optimizer)

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from slimgrad.errors import BudgetError, SpecError
+from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
+from slimgrad.planner.choices import Choices
+from slimgrad.planner.offers import allowed
 from slimgrad.planner.plan import Key, Plan
-from slimgrad.planner.planning import DEFAULT_ERROR, Bound, Budget, Draft, bound_of, device_of
+from slimgrad.planner.planning import Draft, device_of
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.report import frontiers
 from slimgrad.report.frontier_page import frontier_page
@@ -153,15 +156,15 @@ def frontier(
     left out, so that each plan is faster than the next. The rest is as in `plan`.
     """
     tell: Progress = progress or (lambda *_: None)
+    tolerance, names = Tolerance.of(None, max_error), allowed(allow)
     speeds = calibration or calibrate(device_of(profile), progress=tell)
-    draft = Draft.of(profile, allow, speeds, reserve, min_bytes, sensitivity)
-    most_error = DEFAULT_ERROR if max_error is None else max_error
+    draft = Draft(Choices.of(profile, names, speeds, reserve, min_bytes, sensitivity))
     tell(0, BUDGETS, "the smallest budget")
     more = [] if also is None else [bound_of(also, profile.kept_bytes)]
     of_kept = profile.timeline is None or any(bound.kept is not None for bound in more)
     given = None if budgets is None else [bound_of(budget, profile.kept_bytes) for budget in budgets]
-    bounds = [*(spread(draft, most_error, of_kept) if given is None else given), *more]
-    points, unmet = sweep(draft, checked(bounds), most_error, tell)
+    bounds = [*(spread(draft, tolerance, of_kept) if given is None else given), *more]
+    points, unmet = sweep(draft, checked(bounds), tolerance, tell)
     return _told(draft, points, unmet, "peak" if bounds[0].kept is None else "kept")
 
 
@@ -178,9 +181,9 @@ def checked(bounds: Sequence[Bound]) -> Sequence[Bound]:
 # --- budgets ---
 
 
-def spread(draft: Draft, max_error: float, of_kept: bool) -> list[Bound]:
+def spread(draft: Draft, tolerance: Tolerance, of_kept: bool) -> list[Bound]:
     """From the largest sensible budget to the smallest; what is there before the step is in all of them."""
-    least, fixed = draft.smallest("kept" if of_kept else "peak", None, max_error), draft.fixed
+    least, fixed = draft.smallest("kept" if of_kept else "peak", tolerance), draft.fixed
     if of_kept or least.peak_bytes is None or least.peak_before is None:
         return [_kept(size, least.kept_before) for size in steps(least.kept_before, least.kept_bytes)]
     return [_peak(fixed + size) for size in steps(least.peak_before - fixed, least.peak_bytes - fixed)]
@@ -225,7 +228,7 @@ class Point:
 
 
 def sweep(
-    draft: Draft, bounds: Sequence[Bound], max_error: float, progress: Progress
+    draft: Draft, bounds: Sequence[Bound], tolerance: Tolerance, progress: Progress
 ) -> tuple[list[Point], tuple[str, ...]]:
     """The plans, by falling budget, and the budgets that none meets."""
     points: list[Point] = []
@@ -234,7 +237,7 @@ def sweep(
     for number, bound in enumerate(sorted(bounds, key=_limit)):  # a plan for a small budget meets all larger ones
         progress(number, len(bounds), f"budget {bound.text}")
         try:
-            plan, events = draft.traced(bound, None, max_error)
+            plan, events = draft.traced(bound, tolerance)
         except BudgetError as error:
             unmet.append(error)
             missed.append(bound.text)

@@ -11,10 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from slimgrad.errors import BatchError, BudgetError, SpecError
+from slimgrad.planner.bounds import Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
+from slimgrad.planner.choices import Choices
 from slimgrad.planner.fitting import Fitting
+from slimgrad.planner.offers import allowed
 from slimgrad.planner.plan import Plan
-from slimgrad.planner.planning import DEFAULT_ERROR, Bound, Draft, bound_of
+from slimgrad.planner.planning import Draft
+from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.profiler.profile import profile
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.spec.budgets import as_bytes
@@ -45,8 +49,10 @@ def max_batch(
     max_error: float | None = None,
     allow: str | Collection[str] | None = None,
     reserve: str | int = 0,
+    sensitivity: Sensitivity | None = None,
     calibration: Calibration | None = None,
     progress: Progress | None = None,
+    min_bytes: int | None = None,
     most: int = 4096,
 ) -> MaxBatch:
     """The largest batch, up to `most` examples, for which a plan keeps a step within `budget` bytes.
@@ -54,52 +60,34 @@ def max_batch(
     `batch` is an example, whose tensors have the examples along their first dimension; or a function from a size to a
     batch. It is searched on fake tensors, so that nothing need fit; `fit` with a batch of that size makes sure.
     """
-    bound = bound_of(budget, 0)
+    bound, tolerance, names = bound_of(budget, 0), Tolerance.of(max_slowdown, max_error), allowed(allow)
     if bound.peak is None:
         raise SpecError(f"max_batch: the budget must be bytes, such as '16GiB'; found {budget!r}")
-    make = batch if callable(batch) else _resizer(batch)
+    most_bytes, make = bound.peak, batch if callable(batch) else _resizer(batch)
     fitting = Fitting(model, make(1), loss_fn, optimizer)
     speeds = calibration or calibrate(fitting.device, progress=progress)
-    error = DEFAULT_ERROR if max_error is None else max_error
+    reserved = as_bytes(reserve) + fitting.state_to_come
+    known: dict[int, Draft] = {}
 
-    def planned(size: int) -> Plan | None:
-        draft = Draft.of(
-            profile(model, make(size), loss_fn, fake=True), allow, speeds, as_bytes(reserve) + fitting.state_to_come
-        )
+    def draft(size: int) -> Draft:
+        if size not in known:
+            found = profile(model, make(size), loss_fn, fake=True)
+            known[size] = Draft(Choices.of(found, names, speeds, reserved, min_bytes, sensitivity))
+        return known[size]
+
+    def fits(size: int) -> bool:
         try:
-            return draft.plan(bound, max_slowdown, error)
+            return bool(draft(size).plan(bound, tolerance))
         except BudgetError:
-            return None
+            return False
 
-    def untouched(size: int) -> bool:
-        timeline = (found := profile(model, make(size), loss_fn, fake=True)).timeline
-        fixed = found.meta["model_bytes"] + found.meta["batch_bytes"] + as_bytes(reserve) + fitting.state_to_come
-        return timeline is not None and bound.peak is not None and fixed + max(timeline.untouched(found)) <= bound.peak
+    def fits_untouched(size: int) -> bool:
+        timeline = draft(size).profile.timeline
+        return timeline is not None and draft(size).fixed + max(timeline.untouched(draft(size).profile)) <= most_bytes
 
-    size = _largest(lambda n: planned(n) is not None, most)
-    best = planned(size) if size else None
-    if best is None:
-        smallest = planned_error(model, make(1), loss_fn, allow, speeds, bound, max_slowdown, error)
-        raise smallest or BudgetError(f"not even one example fits {bound.text}")
-    return MaxBatch(size, best, _largest(untouched, size))
-
-
-def planned_error(
-    model: nn.Module,
-    batch: Any,
-    loss_fn: Callable[..., Any] | None,
-    allow: str | Collection[str] | None,
-    calibration: Calibration,
-    bound: Bound,
-    max_slowdown: float | None,
-    max_error: float,
-) -> BudgetError | None:
-    """Why there is no plan for this batch."""
-    try:
-        Draft.of(profile(model, batch, loss_fn, fake=True), allow, calibration, 0).plan(bound, max_slowdown, max_error)
-    except BudgetError as error:
-        return error
-    return None
+    size = _largest(fits, most)
+    best = draft(size or 1).plan(bound, tolerance)  # where not even one example fits, this says why
+    return MaxBatch(size, best, _largest(fits_untouched, size))
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

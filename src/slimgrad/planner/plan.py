@@ -136,7 +136,10 @@ class Plan(Recipe):
         body["actions"] = load_all(Action, body["actions"])
         body["recompute"] = tuple(body.get("recompute", ()))
         body["boundaries"] = tuple((path, what) for path, what in body.get("boundaries", ()))
-        return cls(**body)
+        try:
+            return cls(**body)
+        except TypeError as error:
+            raise SpecError(f"Plan: {error}") from error
 
 
 MOST_INPUTS = 8

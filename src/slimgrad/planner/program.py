@@ -224,7 +224,9 @@ class Program:
 
     def _integrality(self, ask: Ask, rows: Ints) -> Ints:
         options, counts = len(self.sheet.owners), len(self.most_counts) if ask.whole != "all" else 0
-        return np.repeat([ask.whole == "all", ask.whole == "counts", False], [options, counts, len(rows) + 1]).astype(int)
+        return np.repeat([ask.whole == "all", ask.whole == "counts", False], [options, counts, len(rows) + 1]).astype(
+            int
+        )
 
     def _constraints(self, ask: Ask, rows: Ints) -> list[Any]:
         height = len(rows)

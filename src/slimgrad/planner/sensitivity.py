@@ -45,7 +45,7 @@ def sensitivity(
     least: int = 4096,
     progress: Progress | None = None,
 ) -> Sensitivity:
-    """Measure, kind by kind, what four bits do to the gradients of one batch: one step for each kind, and the exact one.
+    """Measure, kind by kind, what four bits do to the gradients of one batch: two steps for each kind.
 
     The model must fit on its device for that, with `batch` as small as one likes: it is a ratio that is measured.
     """

@@ -12,26 +12,18 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from slimgrad.kernels import is_dense
 from slimgrad.runtime.frame import storage_of
 
 aten = torch.ops.aten
 
-FLOPS: dict[Any, Callable[..., int]] = {
-    **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        aten._scaled_dot_product_flash_attention_backward
-    ],
-}
 GATHERS = frozenset((aten.embedding, aten.index_select, aten.gather, aten.index))
 """Operators that read no more of their first argument than they write."""
 OPAQUE = frozenset((aten.mkldnn_rnn_layer, aten._cudnn_rnn, aten.miopen_rnn))
@@ -152,8 +144,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
+@cache
+def _formulas() -> dict[Any, Callable[..., int]]:
+    """Of operators that multiply. Torch's own; they are imported here because they import triton."""
+    from torch.utils.flop_counter import flop_registry as known
+
+    attention = aten._scaled_dot_product_flash_attention
+    backward = aten._scaled_dot_product_flash_attention_backward
+    return {
+        **known,
+        aten._scaled_dot_product_flash_attention_for_cpu: known[attention],
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: known[backward],
+    }
+
+
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    formula = FLOPS.get(func.overloadpacket)
+    formula = _formulas().get(func.overloadpacket)
     if formula is None:
         return 0
     try:

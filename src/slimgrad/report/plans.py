@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from slimgrad.planner.plan import Action, Plan
 
 WHY = {
-    "keep": "it is kept as it is: nothing that is allowed makes it smaller at a price that the budget asks for",
+    "keep": "kept as it is, because the budget asks for no more, or nothing that is allowed makes it smaller",
     "recompute": "it is not kept: the module around it runs again in backward",
     "derive": "it is not kept: the op that made it runs again in backward, from what its own node keeps",
     "lossless": "backward reads less of it than it holds, so that is what is kept, exactly",
@@ -116,10 +116,12 @@ def explanation(plan: Plan, limit: int) -> str:
 
 
 def _sentence(row: Row, plan: Plan) -> str:
+    many = f"{row.count} storages of " if row.count > 1 else ""
     words = [word.strip() for word in row.what.split(";")]
     name, bits = words[0].partition("(")[0], re.search(r"bits=(\d)", words[0])
+    if row.before == row.after:
+        return f"{many}{row.where} ({row.module}, {row.need}), {human_bytes(row.before)}: {WHY['keep']}."
     why = WHY.get(name, f"{words[0]} is applied").format(bits=bits[1] if bits else "4")
-    many = f"{row.count} storages of " if row.count > 1 else ""
     cost = f", for {100 * row.seconds / plan.step_seconds:.1f} % of a step" if _tells_cost(row, plan) else ""
     return (
         f"{many}{row.where} ({row.module}, {row.need}): {why}; {human_bytes(row.before)} become "

@@ -6,12 +6,14 @@ import re
 
 from slimgrad.errors import SpecError
 
-UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1024, "mi": 1024**2, "gi": 1024**3}
+DECIMAL = {unit: 1000**power for power, unit in enumerate(("", "k", "m", "g", "t"))}
+BINARY = {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+UNITS = DECIMAL | BINARY
 
 
 def bytes_of(text: str) -> int:
     """`bytes_of("1.5 MiB")` is 1572864."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmg]i?|)b\s*", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgt]i?|)b\s*", text, re.IGNORECASE)
     if found is None:
         raise SpecError(f"expected bytes such as '512KiB', '2MiB' or '12GB', found {text!r}")
     return int(float(found[1]) * UNITS[found[2].lower()])
@@ -19,4 +21,7 @@ def bytes_of(text: str) -> int:
 
 def as_bytes(size: str | int) -> int:
     """A number of bytes, or text that says one."""
-    return bytes_of(size) if isinstance(size, str) else size
+    found = bytes_of(size) if isinstance(size, str) else size
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise SpecError(f"expected bytes, 0 or more, such as 2**30 or '1GiB'; found {size!r}")
+    return found

@@ -1,0 +1,248 @@
+"""Choices: a profile as a knapsack, with all that does not depend on the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from slimgrad.codecs import Derive, Keep, Lossless
+from slimgrad.planner.bounds import Bound, Tolerance
+from slimgrad.planner.calibration import Calibration
+from slimgrad.planner.costs import Costs
+from slimgrad.planner.offers import RECOMPUTE, Desk, Item, Offer, items_of, spans_of
+from slimgrad.planner.problem import Option, Problem, Span
+from slimgrad.planner.regions import is_in, regions_of
+from slimgrad.planner.sensitivity import Sensitivity
+from slimgrad.runtime.derivations import MOST_RERUNS
+from slimgrad.runtime.orders import MIN_BYTES
+from slimgrad.spec import Need, Profile
+from slimgrad.spec.budgets import as_bytes
+from slimgrad.spec.timeline import Region
+
+Link = tuple[int, frozenset[int]]
+"""(group, options of it), as Option.needs."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What can be done to each storage and each module; groups are the items, then the regions."""
+
+    profile: Profile
+    costs: Costs
+    items: tuple[Item, ...]
+    offers: tuple[tuple[Offer, ...], ...]
+    regions: tuple[Region, ...]
+    reserved: int
+    least: int
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        names: Collection[str],
+        calibration: Calibration,
+        reserve: str | int,
+        min_bytes: int | None = None,
+        sensitivity: Sensitivity | None = None,
+    ) -> Choices:
+        device = str(profile.meta.get("device", "cpu")).partition(":")[0]
+        least = MIN_BYTES.get(device, MIN_BYTES["cuda"]) if min_bytes is None else min_bytes
+        desk = Desk(profile, names)
+        items = tuple(items_of(profile, least))
+        regions = regions_of(profile) if RECOMPUTE in names else ()
+        reserved = as_bytes(reserve)
+        offers = tuple(tuple(desk.offers(item)) for item in items)
+        return cls(profile, Costs(profile, calibration, sensitivity), items, offers, regions, reserved, least)
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that are there before the step."""
+        meta = self.profile.meta
+        return int(meta.get("model_bytes", 0)) + int(meta.get("batch_bytes", 0)) + self.reserved
+
+    # --- the problem ---
+
+    @cached_property
+    def floor(self) -> tuple[int, ...]:
+        """Bytes of each event that no choice changes: the timeline's, and the storages that are left alone."""
+        timeline = self.profile.timeline
+        if timeline is None:
+            return (0,)
+        decided = {number for item in self.items for number in item.storages}
+        others = [
+            replace(storage, kind=storage.kind if number not in decided else "decided")
+            for number, storage in enumerate(self.profile.storages)
+        ]
+        return timeline.untouched(replace(self.profile, storages=tuple(others)))
+
+    @cached_property
+    def kept_beside(self) -> int:
+        """What is kept and not decided about."""
+        decided = sum(self.profile.storages[number].bytes for item in self.items for number in item.storages)
+        return self.profile.kept_bytes - decided
+
+    @cached_property
+    def _item_of(self) -> dict[int, int]:
+        return {site: item.number for item in self.items for site in item.sites}
+
+    @cached_property
+    def _inside(self) -> dict[int, int]:
+        """Item -> the region that makes all of it."""
+        return {item.number: place for item in self.items for place in self._makers(item)}
+
+    def _makers(self, item: Item) -> list[int]:
+        timeline = self.profile.timeline
+        return [
+            place
+            for place, region in enumerate(self.regions)
+            if timeline is not None
+            and all(is_in(self.profile.sites[site].path, region.path) for site in item.sites)
+            and all(timeline.born[number] >= region.start for number in item.storages)
+        ]
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Option, ...], ...]:
+        items = [self._options(item) for item in self.items]
+        return (*items, *(self._region_options(place) for place in range(len(self.regions))))
+
+    def _options(self, item: Item) -> tuple[Option, ...]:
+        region = self._inside.get(item.number)
+        needs = () if region is None else (self._runs(region, again=False),)
+        options = [self._option(item, offer, needs) for offer in self.offers[item.number]]
+        return (*options, self._again(item, region)) if region is not None else tuple(options)
+
+    def _runs(self, region: int, *, again: bool) -> Link:
+        return len(self.items) + region, frozenset([int(again)])
+
+    def _option(self, item: Item, offer: Offer, needs: tuple[Link, ...]) -> Option:
+        if offer.derived:  # of a region's input its own node knows no maker where it is saved for another run
+            needs = (*needs, *(self._runs(region, again=False) for region in self.given_to(item)))
+        kept = offer.held if offer.codecs else self.bytes_of(item)
+        spans = [] if self.profile.timeline is None else [*spans_of(self.profile, item, offer), *self._scratch(offer)]
+        return Option(
+            seconds=self.costs.seconds(offer),
+            error=self.costs.error(item, offer),
+            kept=kept,
+            spans=tuple(spans),
+            needs=(*needs, *self._sources(offer)),
+        )
+
+    def bytes_of(self, item: Item) -> int:
+        return sum(self.profile.storages[number].bytes for number in item.storages)
+
+    def _scratch(self, offer: Offer) -> list[Span]:
+        timeline = self.profile.timeline
+        assert timeline is not None
+        found = []
+        for pack in offer.packs:
+            packing, unpacking = self.costs.scratch(pack)
+            saved = timeline.saved[pack.savers[0]]
+            found.append(Span(saved, saved + 1, packing))
+            reads = {timeline.read[site] for site in pack.savers} - {None}
+            found += [Span(read, read + 1, unpacking) for read in reads if read is not None]
+        for site, way in offer.derived:
+            read, profile_site = timeline.read[site], self.profile.sites[site]
+            if read is not None and profile_site.reruns[way] > 1:
+                found.append(Span(read, read + 1, profile_site.bytes))
+        return [span for span in found if span.bytes]
+
+    def _sources(self, offer: Offer) -> list[Link]:
+        """What others must do for what is made again: tell the values it is made of."""
+        found: dict[int, frozenset[int]] = {}
+        for site, way in offer.derived:
+            reruns = self.profile.sites[site].reruns[way]
+            for source in self.profile.sites[site].sources[way]:
+                item = self._item_of.get(source)
+                if item is None:
+                    continue
+                telling = frozenset(
+                    number for number, other in enumerate(self.offers[item]) if self._tells(other, source, reruns)
+                )
+                found[item] = found.get(item, telling) & telling
+        return list(found.items())
+
+    def _tells(self, offer: Offer, source: int, reruns: int) -> bool:
+        """As runtime/deriving.py: whether what is kept stands for the values."""
+        ways = dict(offer.derived)
+        if source in ways:
+            return self.profile.sites[source].reruns[ways[source]] + reruns <= MOST_RERUNS
+        codec = next((pack.codec for pack in offer.packs if source in pack.savers), None)
+        if codec is None or isinstance(codec, (Keep, Derive)) or codec.holds_values:
+            return True
+        site = self.profile.sites[source]
+        is_bits = site.need is Need.MASK and site.fn in ("bool", "dropout")
+        return isinstance(codec, Lossless) and (site.need in (Need.WEIGHT, Need.INDEX) or is_bits)
+
+    # --- regions ---
+
+    def _again(self, item: Item, region: int) -> Option:
+        """Nothing is kept, and all is there again from where backward enters the region."""
+        timeline = self.profile.timeline
+        assert timeline is not None
+        start = self._entered(region)
+        spans = [
+            Span(start, max(timeline.end(s) for s in self.profile.storages[n].savers), self.profile.storages[n].bytes)
+            for n in item.storages
+        ]
+        for site in item.sites:
+            read = timeline.read[site]
+            if read is not None:
+                spans.append(Span(read, timeline.end(site), -self.profile.sites[site].bytes))
+        needs = (self._runs(region, again=True),)
+        return Option(0.0, 0.0, 0, tuple(span for span in spans if span.start < span.stop), needs)
+
+    def given_to(self, item: Item) -> list[int]:
+        """The regions that are given it, and save it."""
+        timeline, sites = self.profile.timeline, self.profile.sites
+        if timeline is None:
+            return []
+        return [
+            place
+            for place, region in enumerate(self.regions)
+            if any(is_in(sites[site].path, region.path) for site in item.sites)
+            and any(timeline.born[number] < region.start for number in item.storages)
+        ]
+
+    def _entered(self, region: int) -> int:
+        """The event at which backward first reads what the region saved, which is when it runs again."""
+        timeline, path = self.profile.timeline, self.regions[region].path
+        assert timeline is not None
+        reads = [
+            read
+            for number, site in enumerate(self.profile.sites)
+            if is_in(site.path, path) and (read := timeline.read[number]) is not None
+        ]
+        return min(reads, default=timeline.backward)
+
+    def _region_options(self, place: int) -> tuple[Option, ...]:
+        region, timeline = self.regions[place], self.profile.timeline
+        assert timeline is not None
+        start = self._entered(place)
+        moment = Span(start, start + 1, self._above_saved(place))
+        run = Option(self.costs.region_seconds(region), 0.0, 0, (moment,) if moment.bytes else ())
+        return Option(0.0, 0.0, 0), run
+
+    def _above_saved(self, place: int) -> int:
+        """By how much a region's forward, while it saves, is above all that it has saved in the end."""
+        region, timeline = self.regions[place], self.profile.timeline
+        assert timeline is not None
+        inside = [n for i, p in self._inside.items() if p == place for n in self.items[i].storages]
+        sizes = {number: self.profile.storages[number].bytes for number in inside}
+        before = timeline.floor[region.start - 1] if region.start else 0
+        most = max(
+            timeline.floor[event] - before + sum(size for n, size in sizes.items() if timeline.freed[n] <= event)
+            for event in range(region.start, region.stop)
+        )
+        return max(0, most - sum(sizes.values()))
+
+    def problem(self, bound: Bound, tolerance: Tolerance) -> Problem:
+        slower = None if tolerance.max_slowdown is None else tolerance.max_slowdown - 1
+        return Problem(
+            floor=self.floor,
+            groups=self.groups,
+            most_peak=None if bound.peak is None else bound.peak - self.fixed,
+            most_kept=None if bound.kept is None else bound.kept - self.kept_beside,
+            most_seconds=None if slower is None else slower * self.costs.step_seconds,
+            most_error=tolerance.max_error**2,
+        )
