@@ -36,6 +36,13 @@ def test_a_step_is_within_the_budget_and_the_promise_is_what_it_takes(case: Case
     assert "A real step held" in str(fitted) and "1 attempt" in str(fitted)
 
 
+def test_a_pair_is_inputs_and_target() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+    batch = torch.randn(512, 64), torch.randint(0, 8, (512,))
+    fitted = sg.fit(model, batch, "2x", nn.functional.cross_entropy, calibration=SPEEDS)
+    assert fitted.measured <= fitted.plan.kept_before / 2
+
+
 def test_a_ratio_is_of_what_is_kept(case: Case) -> None:
     model, batch = case
     fitted = sg.fit(model, batch, "4x", calibration=SPEEDS)

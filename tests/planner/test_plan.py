@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -80,7 +81,12 @@ def test_a_budget_in_bytes_bounds_the_peak_with_all_that_is_there(case: tuple[Ca
 
 def test_bounds_on_time_and_error_are_kept(case: tuple[Case, sg.Profile]) -> None:
     _, profile = case
-    assert sg.plan(profile, "2x", max_slowdown=1.2, calibration=SPEEDS).slowdown <= 1.2
+    free = sg.plan(profile, "2x", calibration=SPEEDS)
+    bounded = sg.plan(profile, "2x", max_slowdown=free.slowdown + 0.01, calibration=SPEEDS)
+    assert bounded.slowdown <= free.slowdown + 0.01
+    for wrong in ({"max_slowdown": 0.9}, {"max_error": -1}, {"reserve": -5}, {"reserve": "2 spoons"}):
+        with pytest.raises(sg.SpecError, match="expected"):
+            sg.plan(profile, "2x", calibration=SPEEDS, **wrong)
     assert sg.plan(profile, "4x", max_error=0.01, calibration=SPEEDS).error <= 0.01
     with pytest.raises(sg.BudgetError, match="smallest reachable kept"):
         sg.plan(profile, "8x", max_slowdown=1.01, calibration=SPEEDS)
@@ -107,7 +113,7 @@ def test_more_budget_never_means_a_slower_plan(case: tuple[Case, sg.Profile]) ->
         assert more.seconds <= less.seconds + 1e-9
 
 
-@pytest.mark.parametrize("budget", ["8 parsecs", "", "0x", "-1x", 0, -3, True, None, "x"])
+@pytest.mark.parametrize("budget", ["8 parsecs", "", "0x", "-1x", "0.5x", 0, -3, True, None, "x", math.inf])
 def test_a_budget_that_is_none_is_refused(case: tuple[Case, sg.Profile], budget: object) -> None:
     with pytest.raises(sg.SpecError, match="expected"):
         sg.plan(case[1], budget, calibration=SPEEDS)

@@ -109,8 +109,11 @@ class Fitting:
     def __init__(
         self, model: nn.Module, batch: Any, loss_fn: Callable[..., Any] | None, optimizer: Optimizer | None
     ) -> None:
-        self._model, self._batch, self._optimizer = model, batch, optimizer
+        self._model, self._optimizer = model, optimizer
         self._arguments, self._to_loss = split(batch, loss_fn)
+        args, kwargs = self._arguments
+        self._inputs = kwargs or args
+        """What `apply` learns from: no target."""
         self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
     @property
@@ -143,7 +146,7 @@ class Fitting:
                 found = draft.plan(aim, tolerance)
             except BudgetError as error:
                 raise self._failed(error, bound, attempts) from error
-            run = apply(self._model, found, batch=self._batch, optimizer=self._optimizer)
+            run = apply(self._model, found, batch=self._inputs, optimizer=self._optimizer)
             measured = self._measured(run, bound, draft.fixed)
             promised = found.peak_bytes if bound.peak is not None else found.kept_bytes
             assert promised is not None

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,8 @@ from slimgrad.planner.usage import Bools, Floats, Ints, Sheet
 
 SCALE = 1e4
 """What the largest number in a row becomes. HiGHS keeps rows to 1e-6 of one, which is a byte in 10 GB."""
+LARGEST = 1e6
+"""What the largest cost becomes: HiGHS stops at a gap of 1e-6, and costs may differ a millionfold."""
 ROUNDING = 1e-12
 """What sums may be off by, as a share of their parts, for being added in another order."""
 MANY = 3
@@ -85,7 +88,7 @@ class Program:
 
     @cached_property
     def unit(self) -> float:
-        return max(1.0, np.abs(self.sheet.bytes).max(initial=0)) / SCALE
+        return float(np.abs(self.sheet.bytes).max(initial=1)) / SCALE
 
     @cached_property
     def base(self) -> int:
@@ -140,7 +143,7 @@ class Program:
     @cached_property
     def counts(self) -> tuple[Any, Any]:
         """Matrices of options and of counts: how much each count is above the one before."""
-        heads = np.cumsum([0, *map(len, self.chains)])[:-1]
+        heads = [0, *accumulate(map(len, self.chains))][:-1]
         columns = np.array([option for chain in self.chains for option in chain], dtype=np.int64)
         size = len(columns)
         taken = sparse.csr_array((np.ones(size), (np.arange(size), columns)), shape=(size, len(self.sheet.owners)))
@@ -204,12 +207,12 @@ class Program:
         return Answer(found.x[: len(self.sheet.owners)], found.fun / scale + offset, bound / scale + offset)
 
     def _cost(self, ask: Ask, open_options: Bools) -> tuple[Floats, float]:
-        """With the largest as SCALE**1.5, so that an absolute gap of 1e-6 is a millionth of what is a millionth of it."""
+        """Of each option, and what it was multiplied with."""
         if ask.cost is None:
             return np.zeros(len(self.sheet.owners)), 1 / self.unit
         cost = np.where(open_options, ask.cost, 0.0)
         largest = np.abs(cost).max(initial=0.0)
-        scale = SCALE**1.5 / largest if largest else 1.0
+        scale = LARGEST / largest if largest else 1.0
         return cost * scale, scale
 
     def _ranges(self, ask: Ask, rows: Ints, open_options: Bools) -> tuple[Floats, Floats]:
@@ -224,33 +227,27 @@ class Program:
 
     def _integrality(self, ask: Ask, rows: Ints) -> Ints:
         options, counts = len(self.sheet.owners), len(self.most_counts) if ask.whole != "all" else 0
-        return np.repeat([ask.whole == "all", ask.whole == "counts", False], [options, counts, len(rows) + 1]).astype(
-            int
-        )
+        whole = np.array([ask.whole == "all", ask.whole == "counts", False], dtype=np.int64)
+        return np.repeat(whole, [options, counts, len(rows) + 1])
 
-    def _constraints(self, ask: Ask, rows: Ints) -> list[Any]:
-        height = len(rows)
-        taken, steps = self.counts
-        if ask.whole == "all":
-            taken, steps = taken[:0], steps[:0, :0]
-        limits, mosts = self._limits(ask)
-        peak = sparse.csr_array(-np.ones((height, 1)))
-        blocks = [
+    def _constraints(self, ask: Ask, rows: Ints) -> LinearConstraint:
+        taken, steps = self.counts if ask.whole != "all" else (self.counts[0][:0], _steps(0))
+        changes, (limits, mosts) = self.changes(rows), self._limits(ask)
+        totals, peak = sparse.eye_array(len(rows)), -sparse.csr_array(np.ones((len(rows), 1)))
+        room = (self.base - self.sheet.floor[rows]) / self.unit
+        parts = (
             ([self.once, None, None, None], 1.0, 1.0),
             ([self.links, None, None, None], -np.inf, 0.0),
             ([taken, -steps, None, None], 0.0, 0.0),
-            ([self.changes(rows), None, -_steps(height, np.zeros(1, dtype=np.int64)), None], 0.0, 0.0),
-            ([None, None, sparse.eye_array(height), peak], -np.inf, (self.base - self.sheet.floor[rows]) / self.unit),
+            ([changes, None, -_steps(len(rows)), None], 0.0, 0.0),
+            ([None, None, totals, peak], -np.inf, room),
             ([limits, None, None, None], -np.inf, mosts),
-        ]
-        widths = [len(self.sheet.owners), steps.shape[1], height, 1]
-        found = []
-        for parts, low, high in blocks:
-            tall = next(part.shape[0] for part in parts if part is not None)
-            if tall:
-                whole = [sparse.csr_array((tall, w)) if part is None else part for part, w in zip(parts, widths)]
-                found.append(LinearConstraint(sparse.hstack(whole, format="csr"), low, high))
-        return found
+        )
+        heights = [next(block.shape[0] for block in blocks if block is not None) for blocks, _, _ in parts]
+        lower = [np.full(height, low) for height, (_, low, _) in zip(heights, parts, strict=True)]
+        upper = [np.full(height, high) for height, (_, _, high) in zip(heights, parts, strict=True)]
+        matrix = sparse.block_array([blocks for blocks, _, _ in parts], format="csr")
+        return LinearConstraint(matrix, np.concatenate(lower), np.concatenate(upper))
 
     def _limits(self, ask: Ask) -> tuple[Any, Floats]:
         """Rows from 0 to SCALE: above the least that there is, in units of the room that is left."""
@@ -264,10 +261,10 @@ class Program:
         return sparse.csr_array(np.concatenate(rows)), np.concatenate(mosts)
 
 
-def _steps(size: int, heads: Ints) -> Any:
+def _steps(size: int, heads: Sequence[int] = (0,)) -> Any:
     """Takes numbers to how much each is above the one before; those at `heads` have none before."""
-    if not size:
-        return sparse.csr_array((0, 0))
-    before = np.ones(size)
-    before[heads] = 0.0
-    return (sparse.eye_array(size) - sparse.diags_array(before[1:], offsets=-1, shape=(size, size))).tocsr()
+    places = np.arange(size)
+    later = np.setdiff1d(places, heads)
+    values = np.concatenate([np.ones(size), -np.ones(len(later))])
+    rows, columns = np.concatenate([places, later]), np.concatenate([places, later - 1])
+    return sparse.coo_array((values, (rows, columns)), shape=(size, size)).tocsr()

@@ -99,7 +99,7 @@ class Sheet:
         held = weights[self.options] * self.bytes
         np.add.at(changes, self.starts, held)
         np.add.at(changes, self.stops, -held)
-        return self.floor + np.cumsum(changes[:-1])
+        return self.floor.astype(np.float64) + np.cumsum(changes[:-1])
 
     def excess(self, values: Floats) -> Floats:
         """By how much each option is above the least of its group."""
