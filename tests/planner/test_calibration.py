@@ -9,7 +9,7 @@ import torch
 
 import slimgrad as sg
 from slimgrad.planner import calibration
-from slimgrad.planner.calibration import CASES, Rate, measure, rate_key
+from slimgrad.planner.calibration import LINK, Rate, cases_for, measure, rate_key
 from slimgrad.spec import Need
 
 
@@ -20,15 +20,14 @@ def speeds() -> sg.Calibration:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "SIZES", {"cpu": (2**10, 2**14), "cuda": (2**10, 2**14)})
         found = measure(torch.device("cpu"), lambda *step: told.append(step))
-    assert [done for done, _, _ in told] == list(range(len(CASES) + 3)) and {steps for _, steps, _ in told} == {
-        len(CASES) + 2
-    }
+    steps = len(cases_for(torch.device("cpu"))) + 2
+    assert [done for done, _, _ in told] == list(range(steps + 1)) and {said for _, said, _ in told} == {steps}
     return found
 
 
 def test_speeds_are_positive_and_every_case_has_its_rate(speeds: sg.Calibration) -> None:
     assert speeds.copy > 1e7 and speeds.launch > 0 and all(flops > 1e7 for flops in speeds.flops.values())
-    assert set(speeds.rates) == {rate_key(case.codec, case.demand.need) for case in CASES}
+    assert set(speeds.rates) == {rate_key(case.codec, case.demand.need) for case in cases_for(torch.device("cpu"))}
     for rate in speeds.rates.values():
         assert min(rate.call, rate.pack, rate.unpack, rate.pack_scratch, rate.unpack_scratch) >= 0
         assert rate.seconds(2**20, 1) > 0
@@ -46,6 +45,7 @@ def test_more_readers_and_more_bytes_take_longer() -> None:
 
 def test_what_was_not_measured_is_taken_for_a_few_passes(speeds: sg.Calibration) -> None:
     assert speeds.rate(sg.Blocks(), Need.OPERAND).seconds(10**9, 1) > 10**9 / speeds.copy
+    assert speeds.rate(sg.Offload(), Need.VALUES).seconds(10**9, 1) > 2 * 10**9 / LINK
 
 
 def test_an_op_takes_what_limits_it() -> None:

@@ -26,6 +26,7 @@ def within(problem: Problem, found: Solution) -> bool:
         (found.kept, problem.most_kept),
         (found.seconds, problem.most_seconds),
         (found.error, problem.most_error),
+        (found.link, problem.most_link),
     )
     return all(most is None or value <= most for value, most in bounds)
 
@@ -57,7 +58,8 @@ def problems(draw: st.DrawFn, *, bounded: bool = True) -> Problem:
                 of = draw(st.integers(0, place - 1))
                 needs = ((of, frozenset(draw(st.sets(st.integers(0, sizes[of] - 1), min_size=1)))),)
             seconds, error = (draw(st.sampled_from([0.0, 1e-6, 3e-4, 1e-3, 0.02])) for _ in range(2))
-            options.append(Option(seconds, error, draw(st.integers(0, 10**6)), tuple(spans), needs))
+            link = draw(st.sampled_from([0.0, 0.0, 1e-4, 2e-3, -1e-3]))
+            options.append(Option(seconds, error, draw(st.integers(0, 10**6)), tuple(spans), needs, link))
         groups.append(tuple(options))
     problem = Problem(tuple(draw(st.lists(st.integers(0, 3000), min_size=events, max_size=events))), tuple(groups))
     return draw(bounds_of(problem)) if bounded else problem
@@ -70,6 +72,7 @@ def bounds_of(draw: st.DrawFn, problem: Problem) -> Problem:
     if not found:
         return problem
     names = {"most_peak": "peak", "most_kept": "kept", "most_seconds": "seconds", "most_error": "error"}
+    names["most_link"] = "link"
     chosen = draw(st.sets(st.sampled_from(sorted(names))))
     values = {name: getattr(draw(st.sampled_from(found)), names[name]) for name in sorted(chosen)}
     if "most_peak" in values and draw(st.booleans()):

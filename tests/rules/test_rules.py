@@ -95,7 +95,7 @@ def test_a_need_that_nothing_has_is_refused_when_the_sites_are_known() -> None:
 def test_anything_but_codecs_and_rules_is_refused_with_what_would_fit(what: object) -> None:
     with pytest.raises(
         sg.RuleError,
-        match=r"expected a codec \(Keep\(\), Lossless\(\), Quant\(\), .*, Recompute\(\)\), a list of Rule",
+        match=r"expected a codec \(Keep\(\), Lossless\(\), Quant\(\), .*, Offload\(\)\), a list of Rule",
     ):
         sg.apply(cnn(), what)
 

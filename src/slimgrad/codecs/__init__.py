@@ -13,6 +13,7 @@ from slimgrad.codecs.derive import Derive
 from slimgrad.codecs.fewbit import FewBit
 from slimgrad.codecs.keep import Keep
 from slimgrad.codecs.lossless import Lossless
+from slimgrad.codecs.offload import Offload
 from slimgrad.codecs.quant import Quant
 from slimgrad.codecs.recompute import Recompute
 from slimgrad.codecs.topk import TopK
@@ -30,6 +31,7 @@ CODECS: dict[str, type[Codec]] = {
     "Channels": Channels,
     "Derive": Derive,
     "Recompute": Recompute,
+    "Offload": Offload,
 }
 
 
@@ -54,6 +56,7 @@ __all__ = [
     "Keep",
     "Layout",
     "Lossless",
+    "Offload",
     "Packed",
     "Quant",
     "Recompute",

@@ -164,10 +164,15 @@ class Codec(Value, ABC):
     """Whether one Packed may hold a whole storage for views with gaps that fill it together."""
     sized: ClassVar[bool] = True
     """Whether bytes follow from shape and dtype; if not, `promised` is a guess."""
+    device_wanted: ClassVar[str | None] = None
+    """The only type of device on which it frees anything; None if it does on all."""
 
     @abstractmethod
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
         """Whether this codec can deliver what is demanded of a tensor of this dtype."""
+
+    def works_on(self, device: torch.device) -> bool:
+        return self.device_wanted in (None, device.type)
 
     @abstractmethod
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:

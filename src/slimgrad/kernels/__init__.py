@@ -38,6 +38,7 @@ from slimgrad.kernels.predicate import Interval
 from slimgrad.kernels.reference import narrow_dtype, narrow_int, widen_int
 from slimgrad.kernels.reference_bounds import BoundedParts
 from slimgrad.kernels.reference_picks import pick
+from slimgrad.kernels.transfer import Parcel, lane_of
 from slimgrad.kernels.twins import Backend, backend, twin
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Kind",
     "Layout",
     "Packer",
+    "Parcel",
     "Picker",
     "Picks",
     "Pointwise",
@@ -69,6 +71,7 @@ __all__ = [
     "is_dense",
     "is_dense_layout",
     "keep_blocks",
+    "lane_of",
     "narrow_dtype",
     "narrow_int",
     "pack_bits",

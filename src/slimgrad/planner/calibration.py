@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import Codec, Demand, FewBit, Lossless, Quant, TopK
+from slimgrad.codecs import Codec, Demand, FewBit, Lossless, Offload, Quant, TopK
 from slimgrad.profiler.meter import measured_step
 from slimgrad.spec import Need, Value
 from slimgrad.spec.values import checked_body
@@ -26,6 +26,9 @@ SIZES = {"cpu": (2**12, 2**20), "cuda": (2**18, 2**25)}
 QUICK = 0.2
 """Of the timed calls, the share that was faster than what is told: a machine shared with others is slow now and then,
 and never too fast."""
+
+LINK = 2e10
+"""Bytes per second to the host and back where that was not measured: what PCIe 4 carries, and pinned memory takes."""
 
 SPARE_BYTES = 256
 """Of a temporary that is not worth telling."""
@@ -64,7 +67,8 @@ class Calibration(Value):
 
     def rate(self, codec: Codec, need: Need) -> Rate:
         found = self.rates.get(rate_key(codec, need))
-        return found or Rate(call=10 * self.launch, pack=3 / self.copy, unpack=3 / self.copy)
+        guessed = 1 / LINK if isinstance(codec, Offload) else 3 / self.copy
+        return found or Rate(call=10 * self.launch, pack=guessed, unpack=guessed)
 
     def op_seconds(self, flops: int, moved: int, dtype: str) -> float:
         """Of one op, by what limits it."""
@@ -110,14 +114,20 @@ CASES = (
     *(Case(Quant(bits=bits), Demand(need=Need.VALUES), _values) for bits in (8, 4, 3, 2)),
     Case(FewBit(bits=3), Demand(need=Need.DERIVATIVE, fn="silu"), _values),
     Case(TopK(keep=0.1), Demand(need=Need.OPERAND), _values),
+    Case(Offload(), Demand(need=Need.VALUES), _values),
 )
+
+
+def cases_for(device: torch.device) -> list[Case]:
+    """Those that free anything there."""
+    return [case for case in CASES if case.codec.works_on(device)]
 
 
 def calibrate(device: torch.device | str | None = None, *, progress: Progress | None = None) -> Calibration:
     """The speeds of `device`, measured in seconds and then remembered for this device and version of torch."""
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = device_name(place)
-    key = f"calibration 1: {name}, {torch.__version__}, {torch.get_num_threads()} threads"
+    key = f"calibration 2: {name}, {torch.__version__}, {torch.get_num_threads()} threads"
     return remembered(key, Calibration, lambda: measure(place, progress or (lambda *_: None)))
 
 
@@ -127,13 +137,14 @@ def device_name(device: torch.device) -> str:
 
 def measure(device: torch.device, progress: Progress) -> Calibration:
     """Measure now, whatever is remembered."""
-    steps = len(CASES) + 2
+    cases = cases_for(device)
+    steps = len(cases) + 2
     progress(0, steps, "copying")
     copy, launch = _copy_speed(device)
     progress(1, steps, "multiplying")
     flops = {str(d).removeprefix("torch."): _flops(device, d) for d in (torch.float32, torch.bfloat16)}
     rates = {}
-    for number, case in enumerate(CASES):
+    for number, case in enumerate(cases):
         progress(2 + number, steps, rate_key(case.codec, case.demand.need))
         rates[rate_key(case.codec, case.demand.need)] = _rate(case, device)
     progress(steps, steps, "done")

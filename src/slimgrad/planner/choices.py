@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from slimgrad.codecs import Derive, Keep, Lossless
+import torch
+
+from slimgrad.codecs import Derive, Keep, Lossless, Offload
+from slimgrad.kernels.transfer import AHEAD
 from slimgrad.planner.bounds import Bound, Tolerance
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.costs import Costs
@@ -15,7 +19,7 @@ from slimgrad.planner.problem import Option, Problem, Span
 from slimgrad.planner.regions import is_in, regions_of
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.runtime.derivations import MOST_RERUNS
-from slimgrad.runtime.orders import MIN_BYTES
+from slimgrad.runtime.orders import least_bytes
 from slimgrad.spec import Need, Profile
 from slimgrad.spec.budgets import as_bytes
 from slimgrad.spec.timeline import Region
@@ -24,9 +28,18 @@ Link = tuple[int, frozenset[int]]
 """(group, options of it), as Option.needs."""
 
 
+WAITS = 16
+"""Shares of what could be offloaded for which the device may be made to wait, instead of the link for the device."""
+
+CARRIED = 0.8
+"""Of the time that forward takes, how much the link to the host is counted on."""
+
+
 @dataclass(frozen=True)
 class Choices:
-    """What can be done to each storage and each module; groups are the items, then the regions."""
+    """What can be done to each storage and each module; groups are the items, then the regions, then what the device
+    waits for the link to the host, if anything goes there.
+    """
 
     profile: Profile
     costs: Costs
@@ -46,8 +59,7 @@ class Choices:
         min_bytes: int | None = None,
         sensitivity: Sensitivity | None = None,
     ) -> Choices:
-        device = str(profile.meta.get("device", "cpu")).partition(":")[0]
-        least = MIN_BYTES.get(device, MIN_BYTES["cuda"]) if min_bytes is None else min_bytes
+        least = least_bytes(torch.device(profile.device), min_bytes)
         desk = Desk(profile, names)
         items = tuple(items_of(profile, least))
         regions = regions_of(profile) if RECOMPUTE in names else ()
@@ -104,7 +116,16 @@ class Choices:
     @cached_property
     def groups(self) -> tuple[tuple[Option, ...], ...]:
         items = [self._options(item) for item in self.items]
-        return (*items, *(self._region_options(place) for place in range(len(self.regions))))
+        regions = [self._region_options(place) for place in range(len(self.regions))]
+        waits = self._waits(math.fsum(max((option.link for option in group), default=0.0) for group in items))
+        return (*items, *regions, *waits)
+
+    def _waits(self, link: float) -> list[tuple[Option, ...]]:
+        """Whatever the link cannot carry meanwhile, the device waits for."""
+        if not link:
+            return []
+        steps = [share * link / WAITS for share in range(WAITS + 1)]
+        return [tuple(Option(wait, 0.0, 0, link=-wait) for wait in steps)]
 
     def _options(self, item: Item) -> tuple[Option, ...]:
         region = self._inside.get(item.number)
@@ -119,14 +140,36 @@ class Choices:
         if offer.derived:  # of a region's input its own node knows no maker where it is saved for another run
             needs = (*needs, *(self._runs(region, again=False) for region in self.given_to(item)))
         kept = offer.held if offer.codecs else self.bytes_of(item)
-        spans = [] if self.profile.timeline is None else [*spans_of(self.profile, item, offer), *self._scratch(offer)]
+        spans = [] if self.profile.timeline is None else self._spans(item, offer)
         return Option(
             seconds=self.costs.seconds(offer),
             error=self.costs.error(item, offer),
             kept=kept,
             spans=tuple(spans),
+            link=self.costs.link_seconds(offer),
             needs=(*needs, *self._sources(offer)),
         )
+
+    def _spans(self, item: Item, offer: Offer) -> list[Span]:
+        return [*spans_of(self.profile, item, offer), *self._scratch(offer), *self._travelling(item, offer)]
+
+    def _travelling(self, item: Item, offer: Offer) -> list[Span]:
+        """What goes to the host is on the device until it has arrived there, and comes back before it is read."""
+        timeline, costs = self.profile.timeline, self.costs
+        assert timeline is not None
+        found = []
+        for pack in offer.packs:
+            if isinstance(pack.codec, Offload):
+                rate, freed = (
+                    costs.calibration.rate(pack.codec, pack.need),
+                    max(timeline.freed[n] for n in item.storages),
+                )
+                saved = min(timeline.saved[saver] for saver in pack.savers)
+                found.append(Span(freed, costs.later(saved, pack.dense * rate.pack), pack.dense))
+                reads = {timeline.read[saver] for saver in pack.savers} - {None}
+                early = -AHEAD * pack.dense * rate.unpack
+                found += [Span(costs.later(read, early), read, pack.dense) for read in reads if read is not None]
+        return [span for span in found if span.start < span.stop]
 
     def bytes_of(self, item: Item) -> int:
         return sum(self.profile.storages[number].bytes for number in item.storages)
@@ -245,4 +288,5 @@ class Choices:
             most_kept=None if bound.kept is None else bound.kept - self.kept_beside,
             most_seconds=None if slower is None else slower * self.costs.step_seconds,
             most_error=tolerance.max_error**2,
+            most_link=CARRIED * self.costs.forward_seconds,
         )

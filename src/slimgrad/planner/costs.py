@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
-from slimgrad.codecs import Codec, FewBit, Quant, TopK
+from slimgrad.codecs import Codec, FewBit, Offload, Quant, TopK
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.offers import Item, Offer, Pack
 from slimgrad.planner.sensitivity import PROBE, Sensitivity, lead_of
@@ -59,15 +62,39 @@ class Costs:
         timeline = self.profile.timeline
         return 0.0 if timeline is None else self._events(0, len(timeline.floor))
 
+    @cached_property
+    def forward_seconds(self) -> float:
+        timeline = self.profile.timeline
+        return 0.0 if timeline is None else self._events(0, timeline.backward)
+
+    @cached_property
+    def _begins(self) -> list[float]:
+        """When each event of an untouched step begins."""
+        timeline = self.profile.timeline
+        assert timeline is not None
+        return list(accumulate(self._each(0, len(timeline.floor)), initial=0.0))
+
+    def later(self, event: int, seconds: float) -> int:
+        """The event that is under way so many seconds after an event has begun, or before."""
+        return max(0, bisect(self._begins, self._begins[event] + seconds) - 1)
+
     def region_seconds(self, region: Region) -> float:
         """Its forward once more."""
         return self._events(region.start, region.stop)
 
     def _events(self, start: int, stop: int) -> float:
+        return math.fsum(self._each(start, stop))
+
+    def _each(self, start: int, stop: int) -> list[float]:
         timeline = self.profile.timeline
         assert timeline is not None
         work = zip(timeline.flops[start:stop], timeline.moved[start:stop], strict=True)
-        return sum(self.calibration.op_seconds(flops, moved, self.dtype) for flops, moved in work)
+        return [self.calibration.op_seconds(flops, moved, self.dtype) for flops, moved in work]
+
+    def link_seconds(self, offer: Offer) -> float:
+        """For which the link is busy in forward, which is shorter than backward."""
+        gone = [pack for pack in offer.packs if isinstance(pack.codec, Offload)]
+        return math.fsum(pack.dense * self.calibration.rate(pack.codec, pack.need).pack for pack in gone)
 
     def seconds(self, offer: Offer) -> float:
         packs = sum(self._pack_seconds(pack) for pack in offer.packs)
@@ -75,10 +102,12 @@ class Costs:
         return packs + sum(again.values())
 
     def _pack_seconds(self, pack: Pack) -> float:
-        if not pack.bytes and pack.need is not Need.INDEX:
-            return self.calibration.launch  # a shape, or a reference to a parameter
         timeline = self.profile.timeline
         reads = {pack.savers[0]} if timeline is None else {timeline.read[s] for s in pack.savers}
+        if isinstance(pack.codec, Offload):  # the copies themselves run beside what is computed
+            return self.calibration.rate(pack.codec, pack.need).seconds(0, len(reads))
+        if not pack.bytes and pack.need is not Need.INDEX:
+            return self.calibration.launch  # a shape, or a reference to a parameter
         return self.calibration.rate(pack.codec, pack.need).seconds(pack.dense, len(reads))
 
     def _rerun_seconds(self, number: int, way: int) -> float:

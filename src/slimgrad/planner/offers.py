@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from slimgrad.codecs import Codec, Demand, Derive, FewBit, Lossless, Quant, TopK
+from slimgrad.codecs import Codec, Demand, Derive, FewBit, Lossless, Offload, Quant, TopK
 from slimgrad.errors import SpecError
 from slimgrad.planner.problem import Span
 from slimgrad.spec import Need, Profile, Site
@@ -21,6 +21,7 @@ CHOICES: dict[str, tuple[tuple[Codec, ...], ...]] = {
     "quant": tuple((Quant(bits=bits), Lossless()) for bits in (8, 4)),
     "quant-low": tuple((Quant(bits=bits), Lossless()) for bits in (3, 2)),
     "topk": tuple((TopK(keep=keep), Lossless()) for keep in (0.3, 0.1)),
+    "offload": ((Offload(), Lossless()),),
 }
 """What a plan may do to a storage, by the names that `allow` takes; "recompute" is for modules. Each is a list of
 codecs, of which every saver takes the first that serves it."""
@@ -28,7 +29,7 @@ codecs, of which every saver takes the first that serves it."""
 RECOMPUTE = "recompute"
 ALLOWED = ("lossless", "derive", "recompute", "fewbit", "quant")
 """By default: what trained to the untouched model's accuracy on six real trainings (docs/accuracy.md). Fewer than four
-bits, and dropping elements, cost accuracy on some."""
+bits, and dropping elements, cost accuracy on some; what offloading costs was not measured on a GPU yet."""
 EXACT = ("lossless", "derive", "recompute")
 
 WHOLE = 0.9
@@ -110,7 +111,9 @@ class Desk:
 
     def __init__(self, profile: Profile, allow: Collection[str]) -> None:
         self.profile = profile
-        self._choices = [codecs for name in allow for codecs in CHOICES.get(name, ())]
+        device = torch.device(profile.device)
+        choices = (codecs for name in allow for codecs in CHOICES.get(name, ()))
+        self._choices = [codecs for codecs in choices if all(codec.works_on(device) for codec in codecs)]
 
     @cached_property
     def _inputs(self) -> Mapping[tuple[str, int, str], Site]:

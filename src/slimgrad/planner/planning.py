@@ -59,7 +59,7 @@ def device_of(profile: Profile) -> torch.device:
     """The device to measure: the profile's, if it is here. Otherwise this one; plans then go by its speeds, and bring
     their own `calibration` if they should not.
     """
-    device = torch.device(str(profile.meta.get("device", "cpu")).partition(",")[0] or "cpu")
+    device = torch.device(profile.device)
     return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
 

@@ -29,6 +29,8 @@ class Option:
     """What it adds to the bytes of each event; what a span takes away is negative."""
     needs: tuple[tuple[int, frozenset[int]], ...] = ()
     """(group, options of it): this one may be chosen only if that group takes one of those."""
+    link: float = 0.0
+    """Seconds for which it keeps the link to the host busy; negative where the device waits for the link meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Problem:
     most_kept: int | None = None
     most_seconds: float | None = None
     most_error: float | None = None
+    most_link: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,5 +57,6 @@ class Solution:
     error: float
     kept: int
     peak: int
+    link: float = 0.0
     bound: float = field(default=-math.inf, compare=False)
     """No choice within the same bounds takes fewer seconds, as far as the search has shown."""

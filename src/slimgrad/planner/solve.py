@@ -62,13 +62,13 @@ def solve(problem: Problem, *, seconds_limit: float = 30.0) -> Solution | None:
 def smallest(problem: Problem, of: Literal["peak", "kept"], *, seconds_limit: float = 30.0) -> Solution:
     """The choice with the smallest peak or the fewest bytes kept, and of those the fastest.
 
-    Of the bounds, those on seconds and error hold; ValueError if nothing meets them. Up to EXACT options it is the
-    smallest there is; beyond, within 1 % of it.
+    The bounds on peak and on what is kept do not hold here, the others do; ValueError if nothing meets them. Up to
+    EXACT options it is the smallest there is; beyond, within 1 % of it.
     """
     free = replace(problem, most_peak=None, most_kept=None)
     least = Search(free, seconds_limit).smallest(of) if problem.groups else evaluate(problem, ())
     if least is None:
-        raise ValueError("no choice meets the bounds on seconds and error")
+        raise ValueError("no choice meets the bounds on seconds, error and the link")
     most = replace(free, most_peak=least.peak) if of == "peak" else replace(free, most_kept=least.kept)
     try:
         return solve(most, seconds_limit=seconds_limit) or least
@@ -108,6 +108,7 @@ class Search:
             (sheet.kept, problem.most_kept),
             (sheet.seconds, problem.most_seconds),
             (sheet.error, problem.most_error),
+            (sheet.link, problem.most_link),
         )
         return tuple(Limit(values.astype(np.float64), float(most)) for values, most in bounds if most is not None)
 
@@ -220,5 +221,6 @@ def _is_within(problem: Problem, found: Solution) -> bool:
         (found.kept, problem.most_kept),
         (found.seconds, problem.most_seconds),
         (found.error, problem.most_error),
+        (found.link, problem.most_link),
     )
     return all(most is None or value <= most for value, most in pairs)

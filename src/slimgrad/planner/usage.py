@@ -38,6 +38,7 @@ def evaluate(problem: Problem, choice: Sequence[int]) -> Solution:
         error=math.fsum(option.error for option in options),
         kept=sum(option.kept for option in options),
         peak=int(usage(problem, choice).max(initial=0)),
+        link=math.fsum(option.link for option in options),
     )
 
 
@@ -59,6 +60,7 @@ class Sheet:
     """The group of each option."""
     seconds: Floats
     error: Floats
+    link: Floats
     kept: Ints
     floor: Ints
     """The highest of each segment."""
@@ -85,6 +87,7 @@ class Sheet:
             owners=np.repeat(np.arange(len(sizes)), sizes),
             seconds=np.array([option.seconds for option in options], dtype=np.float64),
             error=np.array([option.error for option in options], dtype=np.float64),
+            link=np.array([option.link for option in options], dtype=np.float64),
             kept=np.array([option.kept for option in options], dtype=np.int64),
             floor=np.maximum.reduceat(np.array(problem.floor, dtype=np.int64), cuts) if len(cuts) else np.zeros(0, int),
             options=spans[:, 0],

@@ -22,6 +22,7 @@ WHY = {
     "fewbit": "backward reads a derivative alone, which a few bits name",
     "quant": "its values are kept in {bits} bits",
     "topk": "its largest elements are kept",
+    "offload": "its values are kept in the host's memory, and copied there and back while the device computes",
 }
 """By the first word of what is done."""
 

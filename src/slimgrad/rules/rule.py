@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from slimgrad.codecs import CODECS, Codec, Derive, Lossless, codec_from_dict
+from slimgrad.codecs import CODECS, Codec, Derive, Lossless, Offload, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
 from slimgrad.kernels.blocks import extent
 from slimgrad.rules.wording import clauses
@@ -213,7 +213,7 @@ def as_rules(what: Any) -> Rules:
         rules = tuple(Rule(where, codec) for where, codec in clauses(what))
         what = rules[0].codec if len(rules) == 1 and rules[0].where == "*" else rules
     if isinstance(what, Codec):
-        alone = not what.lossy and not isinstance(what, Derive)
+        alone = not what.lossy and not isinstance(what, (Derive, Offload))
         return (Rule("*", what),) if alone else (Rule("*", what), Rule("*", Lossless()))
     if isinstance(what, Rule):
         return (what,)

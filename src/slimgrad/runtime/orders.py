@@ -85,15 +85,20 @@ def _offers(
     choice: dict[int, list[Codec]] = {}
     selected: set[Rule] = set()
     served: set[Rule] = set()
+    idle: dict[Rule, torch.device] = {}
     for number, site in enumerate(lesson.profile.sites):
         if not lesson.profile.storages[site.storage].counted:
             continue
-        demand, dtype = lesson.demand(number), lesson.records[number].dtype
+        demand, dtype, device = lesson.demand(number), lesson.records[number].dtype, lesson.records[number].device
         for rule in rules:
             if not rule.selects(site, modules.get(site.path)):
                 continue
             selected.add(rule)
-            if rule.codec.serves(demand, dtype):
+            if not rule.codec.serves(demand, dtype):
+                continue
+            if not rule.codec.works_on(device):
+                idle[rule] = device
+            else:
                 served.add(rule)
                 choice.setdefault(number, []).append(rule.codec)
     for rule in rules:
@@ -102,9 +107,15 @@ def _offers(
         if rule not in selected:
             if all_here:
                 _refuse_unused(rule, lesson)
+        elif rule not in served and rule in idle:
+            raise RuleError(f"{rule!r}: {_idle(rule.codec, idle[rule])}. Leave the rule out there")
         elif rule not in served:
             _refuse_unserved(rule, lesson, modules)
     return choice
+
+
+def _idle(codec: Codec, device: torch.device) -> str:
+    return f"{codec!r} frees nothing on {device}: expected {codec.device_wanted}"
 
 
 def _refuse_unused(rule: Rule, lesson: Lesson) -> None:
@@ -147,7 +158,7 @@ def structure(
         parts = parts_of(storage, choice, lesson)
         if any(isinstance(codec, Derive) for codec in choice.values()):
             parts = derived(parts, packed, lesson) or parts_of(storage, _without_derive(storage, offers), lesson)
-        why = _why_kept(storage, parts, lesson, min_bytes)
+        why = _why_kept(storage, parts, lesson, min_bytes, rules)
         if why is not None:
             reasons[number] = why
         else:
@@ -231,19 +242,25 @@ def _fixtures(orders: Iterable[Order], borders: Iterable[str], modules: Mapping[
             yield modules[parent]._modules, name, modules[path]
 
 
-def _why_kept(storage: Storage, parts: Mapping[int, Part], lesson: Lesson, min_bytes: int | None) -> str | None:
+def _why_kept(
+    storage: Storage, parts: Mapping[int, Part], lesson: Lesson, min_bytes: int | None, rules: Sequence[Rule]
+) -> str | None:
     """Why the storage is left as it is; None if it can go."""
     sites = lesson.profile.sites
     if not storage.counted:
         return f"it is a {storage.kind}"
-    least = least_bytes(lesson.records[storage.savers[0]].device, min_bytes)
+    device = lesson.records[storage.savers[0]].device
+    least = least_bytes(device, min_bytes)
     if storage.bytes < least:
         return f"it is smaller than {least} bytes, not worth the time"
     holding = [sites[saver] for saver in keepers(storage, parts)]
     if holding:
         who = ", ".join(f"{site.name} ({site.need})" for site in holding[:3])
         more = f" and {len(holding) - 3} more" if len(holding) > 3 else ""
-        return f"{who}{more} keeps it, and no rule offers less"
+        idle = "".join(
+            f" ({_idle(codec, device)})" for codec in {r.codec: None for r in rules if not r.codec.works_on(device)}
+        )
+        return f"{who}{more} keeps it, and no rule offers less{idle}"
     promised = promised_bytes(storage, parts, lesson)
     if promised >= storage.bytes:
         return f"packing would hold {promised} bytes, no less than it has"

@@ -43,6 +43,11 @@ class Profile(Value):
         """Bytes autograd holds at the end of forward; parameters, buffers and inputs are not autograd's."""
         return sum(storage.bytes for storage in self.storages if storage.counted)
 
+    @property
+    def device(self) -> str:
+        """Where the step ran; if in several places, not the host."""
+        return str(self.meta.get("device", "")).rpartition(", ")[2] or "cpu"
+
     def lead(self, storage: Storage) -> Site:
         """The saver that asks for most: it decides what the storage may shrink to."""
         return max((self.sites[i] for i in storage.savers), key=lambda site: site.need.rank)
