@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 import slimgrad as sg
 from slimgrad.planner.bounds import bound_of
 from slimgrad.profiler.meter import measured_step
-from tests.planner.models import MODELS, SPEEDS, Case, made
+from tests.planner.models import FAST_OPS, MODELS, SPEEDS, Case, made
 
 
 def gradients(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
@@ -30,12 +31,14 @@ def step(model: nn.Module, batch: dict[str, Tensor]) -> None:
     model(**batch).loss.backward()
 
 
+@pytest.mark.parametrize("speeds", [SPEEDS, FAST_OPS], ids=["", "fused"])
 @pytest.mark.parametrize("budget", ["1.5x", "3x", "6x"])
 @pytest.mark.parametrize("name", MODELS)
-def test_what_a_plan_promises_is_what_a_step_takes(name: str, budget: str) -> None:
+def test_what_a_plan_promises_is_what_a_step_takes(name: str, budget: str, speeds: sg.Calibration) -> None:
     """On a CPU, by the allocator's own account. What oneDNN lays out anew for convolutions is not foreseen."""
     model, batch = made(name)
-    plan = sg.plan(sg.profile(model, batch, fake=True), budget, calibration=SPEEDS)
+    plan = sg.plan(sg.profile(model, batch, fake=True), budget, calibration=speeds)
+    assert bool(plan.fused) is (speeds is FAST_OPS and name != "resnet")
     run = sg.apply(model, plan, batch=batch)
     step(model, batch)
     kept = run.report().kept_after
@@ -193,3 +196,33 @@ def test_a_plan_for_another_model_does_no_harm() -> None:
     again = replace(plan, recompute=("transformer.h.7",))
     with pytest.raises(sg.RuleError, match=r"transformer\.h\.7"):
         sg.apply(other, again)
+
+
+def test_modules_that_an_op_computes_faster_are_computed_by_it(case: tuple[Case, sg.Profile]) -> None:
+    (model, batch), profile = case
+    plan = sg.plan(profile, "1.5x", calibration=FAST_OPS)
+    assert [path for path, _ in plan.fused] == [f"transformer.h.{layer}.mlp.act" for layer in range(3)]
+    assert plan.slowdown < 1 and 0 < plan.error < 0.1
+    told = plan.explain()
+    assert "3 modules computed by fused ops" in told and "keeps a derivative in three bits" in told
+    fused = [action for action in plan.actions if action.what == "fused"]
+    assert len(fused) == 3 * 4 and sum(action.after for action in fused) == 3 * 8 * 128 * 256 * 3 // 8
+    assert sg.Plan.from_json(plan.to_json()) == plan
+    assert "no longer computed by a fused op" in plan.diff(
+        sg.plan(profile, "1.1x", allow="exact", calibration=FAST_OPS)
+    )
+    for allow in ("exact", ["quant", "derive", "lossless"]):
+        assert not sg.plan(profile, "1.5x", allow=allow, calibration=FAST_OPS).fused
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sg.SlimgradWarning)
+        treated = copy.deepcopy(model)
+        run = sg.apply(treated, plan, batch=batch)
+        for _ in range(3):
+            step(treated, batch)
+    run.remove()
+
+
+def test_a_formula_that_an_op_computes_makes_nothing_that_could_be_derived(case: tuple[Case, sg.Profile]) -> None:
+    plan = sg.plan(case[1], "6x", allow=["fewbit", "derive", "lossless", "quant"], calibration=FAST_OPS)
+    derived = {action.path for action in plan.actions if action.what.startswith("derive")}
+    assert plan.fused and not any(path.replace(".act", ".c_proj") in derived for path, _ in plan.fused)

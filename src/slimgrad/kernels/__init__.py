@@ -48,6 +48,7 @@ __all__ = [
     "Buckets",
     "Coding",
     "Fusion",
+    "FusionByFunctions",
     "Grid",
     "Groups",
     "Interval",

@@ -17,7 +17,7 @@ from torch.library import custom_op
 from slimgrad import kernels
 from slimgrad.codecs.base import per_layout
 from slimgrad.errors import DoubleBackwardError, SpecError
-from slimgrad.kernels import Buckets, Fusion, Layout, Pointwise
+from slimgrad.kernels import Buckets, Fusion, FusionByFunctions, Layout, Pointwise
 from slimgrad.kernels.codes import code_bytes
 from slimgrad.spec.values import parsed
 from slimgrad.tables import FAMILIES, Table, fewbit_table
@@ -41,15 +41,26 @@ class FewBitFunction:
         """f(x); with `inplace` written over x, which must then be dense and nobody else's for backward."""
         if not x.is_floating_point():
             raise SpecError(f"{self!r}: expected a floating-point tensor, found {x.dtype}")
-        if is_compiling() or isinstance(x, FakeTensor):
+        if is_compiling():
             return self._traced(x, inplace)
         if not (torch.is_grad_enabled() and x.requires_grad):
             return x.copy_(self.unit.f(x)) if inplace else self.unit.f(x)
+        layout, fusion = self._treatment(x)
+        return _Fused.apply(x, layout, fusion, inplace)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _treatment(self, x: Tensor) -> tuple[Layout, Fusion]:
+        if isinstance(x, FakeTensor):  # the same nodes must be learnt from them that real ones have
+            return Layout.of(x), FusionByFunctions(self._pretended, lambda codes, dy: torch.empty_like(dy))
         found = _treatment(x, self.unit)
-        return _Fused.apply(x, found.layout, found.packer, inplace)  # type: ignore[no-any-return, no-untyped-call]
+        return found.layout, found.packer
+
+    def _pretended(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Forward of what has no memory for kernels to read."""
+        codes = x.new_empty(code_bytes(x.numel(), self.unit.buckets.bits), dtype=torch.uint8)
+        return torch.empty_like(x) if out is None else out, codes
 
     def _traced(self, x: Tensor, inplace: bool) -> Tensor:
-        """The same in an op that a compiler knows, and fake tensors too, which have no memory for kernels to read."""
+        """The same in an op that a compiler knows."""
         if self.table.function not in FAMILIES:
             raise SpecError(f"{self!r} has no name slimgrad knows, so torch.compile cannot take it; call it uncompiled")
         y: Tensor = fewbit_forward(Layout.of(x).dense(x), self._text)[0]

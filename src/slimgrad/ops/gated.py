@@ -36,7 +36,7 @@ class GatedFunction:
         all that is kept; so are other views whose rows lie evenly, if rows are long. What lies in memory in another way
         than a, or has other gaps, is copied on its way to the kernel, forward and backward, and kept as it was.
         """
-        if is_compiling() or isinstance(a, FakeTensor):  # the latter have no memory for kernels to read
+        if is_compiling():
             return gated_forward(a, b, self.f)  # type: ignore[no-any-return]
         if not (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)):
             return kernels.gated_forward(a, b, self.f)
@@ -56,7 +56,8 @@ def gated_function(f: str) -> GatedFunction:
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, f: str) -> Tensor:
-        y = kernels.gated_forward(a, b, f)
+        # What is fake has no memory for kernels to read, and must be learnt with the same nodes that real tensors have.
+        y = gated_forward(a, b, f) if isinstance(a, FakeTensor) else kernels.gated_forward(a, b, f)
         ctx.save_for_backward(a, b)
         ctx.f = f
         return y
@@ -69,7 +70,8 @@ class _Gated(torch.autograd.Function):
                 "without a derivative of its own; call the stock functions there"
             )
         a, b = ctx.saved_tensors
-        return *kernels.gated_backward(a, b, gradients[0], ctx.f), None
+        backward = gated_backward if isinstance(a, FakeTensor) else kernels.gated_backward
+        return *backward(a, b, gradients[0], ctx.f), None
 
 
 # --- for compilers ----------------------------------------------------------------------------------------------------

@@ -85,6 +85,12 @@ def demand_of(module: nn.Module) -> Demand | None:
     return Demand(need=Need.DERIVATIVE, fn=function.name, detail=dict(function.parameters))
 
 
+def is_fusible(module: nn.Module) -> bool:
+    """Whether an op can compute it in a few bits by default."""
+    demand = demand_of(module)
+    return demand is not None and FewBit().serves(demand, torch.float32)
+
+
 def op_for(module: nn.Module, codec: Codec) -> PointwiseOp | None:
     """The op that computes a module as the codec wants it, if there is one."""
     return PointwiseOp(module, codec) if isinstance(codec, FewBit) and codec.fused else None

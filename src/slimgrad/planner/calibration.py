@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from slimgrad.codecs import Codec, Demand, FewBit, Lossless, Offload, Quant, TopK
+from slimgrad.kernels.codes import code_bytes
+from slimgrad.ops import fewbit_function
 from slimgrad.profiler.meter import measured_step
 from slimgrad.spec import Need, Value
 from slimgrad.spec.values import checked_body
@@ -29,6 +31,9 @@ and never too fast."""
 
 LINK = 2e10
 """Bytes per second to the host and back where that was not measured: what PCIe 4 carries, and pinned memory takes."""
+
+FUSED = "fused"
+"""The key of the rate of an op that computes a nonlinearity and keeps a few bits."""
 
 SPARE_BYTES = 256
 """Of a temporary that is not worth telling."""
@@ -69,6 +74,11 @@ class Calibration(Value):
         found = self.rates.get(rate_key(codec, need))
         guessed = 1 / LINK if isinstance(codec, Offload) else 3 / self.copy
         return found or Rate(call=10 * self.launch, pack=guessed, unpack=guessed)
+
+    @property
+    def fused(self) -> Rate:
+        """Of a nonlinearity that a fused op computes: `pack` is its forward, `unpack` its backward."""
+        return self.rates.get(FUSED) or Rate(call=4 * self.launch, pack=2.2 / self.copy, unpack=2.2 / self.copy)
 
     def op_seconds(self, flops: int, moved: int, dtype: str) -> float:
         """Of one op, by what limits it."""
@@ -138,7 +148,7 @@ def device_name(device: torch.device) -> str:
 def measure(device: torch.device, progress: Progress) -> Calibration:
     """Measure now, whatever is remembered."""
     cases = cases_for(device)
-    steps = len(cases) + 2
+    steps = len(cases) + 3
     progress(0, steps, "copying")
     copy, launch = _copy_speed(device)
     progress(1, steps, "multiplying")
@@ -147,6 +157,8 @@ def measure(device: torch.device, progress: Progress) -> Calibration:
     for number, case in enumerate(cases):
         progress(2 + number, steps, rate_key(case.codec, case.demand.need))
         rates[rate_key(case.codec, case.demand.need)] = _rate(case, device)
+    progress(steps - 1, steps, FUSED)
+    rates[FUSED] = _fused_rate(device)
     progress(steps, steps, "done")
     return Calibration(
         device=device_name(device), torch=torch.__version__, copy=copy, flops=flops, launch=launch, rates=rates
@@ -166,7 +178,18 @@ def _flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _rate(case: Case, device: torch.device) -> Rate:
-    small, large = (_Costs.of(case, size, device) for size in SIZES.get(device.type, SIZES["cuda"]))
+    return _fitted(*(_Costs.of(case, size, device) for size in _sizes(device)))
+
+
+def _fused_rate(device: torch.device) -> Rate:
+    return _fitted(*(_Costs.of_op(3, size, device) for size in _sizes(device)))
+
+
+def _sizes(device: torch.device) -> tuple[int, int]:
+    return SIZES.get(device.type, SIZES["cuda"])
+
+
+def _fitted(small: _Costs, large: _Costs) -> Rate:
     more = large.bytes - small.bytes
     pack, unpack = max(0.0, large.pack - small.pack) / more, max(0.0, large.unpack - small.unpack) / more
     call = max(0.0, small.pack + small.unpack - small.bytes * (pack + unpack)) / 2
@@ -182,8 +205,8 @@ class _Costs:
     bytes: int
     pack: float
     unpack: float
-    pack_scratch: float
-    unpack_scratch: float
+    pack_scratch: float = 0.0
+    unpack_scratch: float = 0.0
 
     @classmethod
     def of(cls, case: Case, size: int, device: torch.device) -> _Costs:
@@ -201,6 +224,27 @@ class _Costs:
             for step, left in ((pack, packed.nbytes), (unpack, x.nbytes))
         )
         return cls(x.nbytes, seconds_of(pack, device), seconds_of(unpack, device), *scratch)
+
+    @classmethod
+    def of_op(cls, bits: int, size: int, device: torch.device) -> _Costs:
+        """Forward of a fused op for packing, and its backward for unpacking."""
+        op = fewbit_function("gelu", bits)
+        x = _values(size, device).requires_grad_()
+        with torch.enable_grad():
+            y = op(x)
+        dy = torch.ones_like(y)
+
+        def forward() -> Any:
+            return op(x)
+
+        def backward() -> Any:
+            return torch.autograd.grad(y, x, dy, retain_graph=True)
+
+        scratch = (  # beside what is returned, and the codes
+            max(0, measured_step(step, device).peak - x.nbytes - codes - SPARE_BYTES) / x.nbytes
+            for step, codes in ((forward, code_bytes(size, bits)), (backward, 0))
+        )
+        return cls(x.nbytes, seconds_of(forward, device), seconds_of(backward, device), *scratch)
 
 
 def seconds_of(run: Callable[[], Any], device: torch.device, *, budget: float = 0.1) -> float:

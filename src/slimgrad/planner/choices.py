@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
-from slimgrad.codecs import Derive, Keep, Lossless, Offload
+from slimgrad.codecs import Derive, FewBit, Keep, Lossless, Offload
 from slimgrad.kernels.transfer import AHEAD
 from slimgrad.planner.bounds import Bound, Tolerance
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.costs import Costs
-from slimgrad.planner.offers import RECOMPUTE, Desk, Item, Offer, items_of, spans_of
+from slimgrad.planner.fusing import Fusible, fusibles_of, moments
+from slimgrad.planner.offers import FEWBIT, RECOMPUTE, Desk, Item, Offer, dense_again, items_of, spans_of
+from slimgrad.planner.plan import AGAIN, FUSING
 from slimgrad.planner.problem import Option, Problem, Span
 from slimgrad.planner.regions import is_in, regions_of
 from slimgrad.planner.sensitivity import Sensitivity
@@ -37,8 +39,8 @@ CARRIED = 0.8
 
 @dataclass(frozen=True)
 class Choices:
-    """What can be done to each storage and each module; groups are the items, then the regions, then what the device
-    waits for the link to the host, if anything goes there.
+    """What can be done to each storage and each module; groups are the items, then the regions, then what a fused op
+    may compute, then how long the device waits for the link to the host, if anything goes there.
     """
 
     profile: Profile
@@ -46,6 +48,7 @@ class Choices:
     items: tuple[Item, ...]
     offers: tuple[tuple[Offer, ...], ...]
     regions: tuple[Region, ...]
+    fusibles: tuple[Fusible, ...]
     reserved: int
     least: int
 
@@ -63,9 +66,10 @@ class Choices:
         desk = Desk(profile, names)
         items = tuple(items_of(profile, least))
         regions = regions_of(profile) if RECOMPUTE in names else ()
-        reserved = as_bytes(reserve)
+        fusibles = fusibles_of(profile, items, least) if FEWBIT in names else ()
         offers = tuple(tuple(desk.offers(item)) for item in items)
-        return cls(profile, Costs(profile, calibration, sensitivity), items, offers, regions, reserved, least)
+        costs, reserved = Costs(profile, calibration, sensitivity), as_bytes(reserve)
+        return cls(profile, costs, items, _without_codes(offers, fusibles), regions, fusibles, reserved, least)
 
     @property
     def fixed(self) -> int:
@@ -117,8 +121,9 @@ class Choices:
     def groups(self) -> tuple[tuple[Option, ...], ...]:
         items = [self._options(item) for item in self.items]
         regions = [self._region_options(place) for place in range(len(self.regions))]
+        fused = [self._fusible_options(fusible) for fusible in self.fusibles]
         waits = self._waits(math.fsum(max((option.link for option in group), default=0.0) for group in items))
-        return (*items, *regions, *waits)
+        return (*items, *regions, *fused, *waits)
 
     def _waits(self, link: float) -> list[tuple[Option, ...]]:
         """Whatever the link cannot carry meanwhile, the device waits for."""
@@ -128,17 +133,29 @@ class Choices:
         return [tuple(Option(wait, 0.0, 0, link=-wait) for wait in steps)]
 
     def _options(self, item: Item) -> tuple[Option, ...]:
-        region = self._inside.get(item.number)
-        needs = () if region is None else (self._runs(region, again=False),)
-        options = [self._option(item, offer, needs) for offer in self.offers[item.number]]
-        return (*options, self._again(item, region)) if region is not None else tuple(options)
+        """Its offers, in their order, then those of `beyond`."""
+        region, fusible = self._inside.get(item.number), self._fusing.get(item.number)
+        needs = [] if region is None else [self._runs(region, again=False)]
+        needs += [] if fusible is None else [self._is_fused(fusible, fused=False)]
+        options = [self._option(item, offer, tuple(needs)) for offer in self.offers[item.number]]
+        again = () if region is None else (self._again(item, region),)
+        return (*options, *again, *(() if fusible is None else (self._fused(item, fusible),)))
+
+    def beyond(self, item: Item) -> list[str]:
+        """What becomes of an item by what is done to the module around it: the options after its offers."""
+        words = ((AGAIN, self._inside), (FUSING, self._fusing))
+        return [word for word, around in words if item.number in around]
 
     def _runs(self, region: int, *, again: bool) -> Link:
         return len(self.items) + region, frozenset([int(again)])
 
+    def _is_fused(self, fusible: int, *, fused: bool) -> Link:
+        return len(self.items) + len(self.regions) + fusible, frozenset([int(fused)])
+
     def _option(self, item: Item, offer: Offer, needs: tuple[Link, ...]) -> Option:
         if offer.derived:  # of a region's input its own node knows no maker where it is saved for another run
             needs = (*needs, *(self._runs(region, again=False) for region in self.given_to(item)))
+            needs = (*needs, *(self._is_fused(fusible, fused=False) for fusible in self._makers_fused(offer)))
         kept = offer.held if offer.codecs else self.bytes_of(item)
         spans = [] if self.profile.timeline is None else self._spans(item, offer)
         return Option(
@@ -217,6 +234,44 @@ class Choices:
         is_bits = site.need is Need.MASK and site.fn in ("bool", "dropout")
         return isinstance(codec, Lossless) and (site.need in (Need.WEIGHT, Need.INDEX) or is_bits)
 
+    # --- fused ops ---
+
+    @cached_property
+    def _fusing(self) -> dict[int, int]:
+        """Item -> the module for which alone it is kept, of those that an op may compute."""
+        return {item: place for place, fusible in enumerate(self.fusibles) for item in fusible.items}
+
+    def _makers_fused(self, offer: Offer) -> list[int]:
+        """The modules whose own forward must run, for what is derived to be made of what it saves."""
+        sources = {source for site, way in offer.derived for source in self.profile.sites[site].sources[way]}
+        return [place for place, fusible in enumerate(self.fusibles) if not sources.isdisjoint(fusible.sites)]
+
+    def codes_in(self, item: Item) -> int:
+        """What is kept of it where a fused op computes the module: of several items, the first has it all."""
+        fusible = self.fusibles[self._fusing[item.number]]
+        return fusible.codes if fusible.items[0] == item.number else 0
+
+    def _fused(self, item: Item, fusible: int) -> Option:
+        """It is not there at all."""
+        timeline = self.profile.timeline
+        assert timeline is not None
+        return Option(0.0, 0.0, 0, tuple(dense_again(self.profile, item)), (self._is_fused(fusible, fused=True),))
+
+    def _fusible_options(self, fusible: Fusible) -> tuple[Option, ...]:
+        timeline, costs = self.profile.timeline, self.costs
+        assert timeline is not None
+        start, stop = min(call.start for call in fusible.calls), max(map(timeline.end, fusible.sites))
+        while_it_runs = moments(self.profile, self.items, fusible, costs.calibration.fused)
+        around = {self._inside[item] for item in fusible.items if item in self._inside}
+        fused = Option(
+            seconds=costs.fused_seconds(fusible) - costs.unfused_seconds(fusible),
+            error=costs.fused_error(fusible),
+            kept=fusible.codes,
+            spans=(Span(start, stop, fusible.codes), *while_it_runs),
+            needs=tuple(self._runs(region, again=False) for region in sorted(around)),
+        )
+        return Option(0.0, 0.0, 0), fused
+
     # --- regions ---
 
     def _again(self, item: Item, region: int) -> Option:
@@ -224,14 +279,9 @@ class Choices:
         timeline = self.profile.timeline
         assert timeline is not None
         start = self._entered(region)
-        spans = [
-            Span(start, max(timeline.end(s) for s in self.profile.storages[n].savers), self.profile.storages[n].bytes)
-            for n in item.storages
-        ]
-        for site in item.sites:
-            read = timeline.read[site]
-            if read is not None:
-                spans.append(Span(read, timeline.end(site), -self.profile.sites[site].bytes))
+        storages = [self.profile.storages[number] for number in item.storages]
+        spans = [Span(start, max(map(timeline.end, storage.savers)), storage.bytes) for storage in storages]
+        spans += dense_again(self.profile, item)
         needs = (self._runs(region, again=True),)
         return Option(0.0, 0.0, 0, tuple(span for span in spans if span.start < span.stop), needs)
 
@@ -279,6 +329,12 @@ class Choices:
         )
         return max(0, most - sum(sizes.values()))
 
+    def ones(self, choice: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The regions that run again, and the modules that a fused op computes."""
+        beyond = choice[len(self.items) :]
+        again, fused = beyond[: len(self.regions)], beyond[len(self.regions) :][: len(self.fusibles)]
+        return [place for place, one in enumerate(again) if one], [place for place, one in enumerate(fused) if one]
+
     def problem(self, bound: Bound, tolerance: Tolerance) -> Problem:
         slower = None if tolerance.max_slowdown is None else tolerance.max_slowdown - 1
         return Problem(
@@ -290,3 +346,16 @@ class Choices:
             most_error=tolerance.max_error**2,
             most_link=CARRIED * self.costs.forward_seconds,
         )
+
+
+def _without_codes(
+    offers: tuple[tuple[Offer, ...], ...], fusibles: tuple[Fusible, ...]
+) -> tuple[tuple[Offer, ...], ...]:
+    """A few bits of what a fused op may compute are that op's: it would be taken in any case, and is the faster way."""
+    inside = {item for fusible in fusibles for item in fusible.items}
+    return tuple(
+        tuple(
+            offer for offer in group if item not in inside or not any(isinstance(p.codec, FewBit) for p in offer.packs)
+        )
+        for item, group in enumerate(offers)
+    )

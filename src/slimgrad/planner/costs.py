@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from slimgrad.codecs import Codec, FewBit, Offload, Quant, TopK
 from slimgrad.planner.calibration import Calibration
+from slimgrad.planner.fusing import FUSED, Fusible
 from slimgrad.planner.offers import Item, Offer, Pack
 from slimgrad.planner.sensitivity import PROBE, Sensitivity, lead_of
 from slimgrad.spec import Need, Profile
@@ -110,6 +111,18 @@ class Costs:
             return self.calibration.launch  # a shape, or a reference to a parameter
         return self.calibration.rate(pack.codec, pack.need).seconds(pack.dense, len(reads))
 
+    def fused_seconds(self, fusible: Fusible) -> float:
+        """Forward and backward of the op."""
+        return self.calibration.fused.seconds(fusible.dense, 1) + 2 * (len(fusible.calls) - 1) * self.calibration.launch
+
+    def unfused_seconds(self, fusible: Fusible) -> float:
+        """Of the module's own operators."""
+        return math.fsum(self._events(*events) for events in (*fusible.forward, *fusible.backward))
+
+    def fused_error(self, fusible: Fusible) -> float:
+        pack = Pack(FUSED, Need.DERIVATIVE, fusible.codes, fusible.dense, fusible.sites)
+        return self._site_error(pack, fusible.sites[0], Need.DERIVATIVE)
+
     def _rerun_seconds(self, number: int, way: int) -> float:
         """A norm reads twice and writes once; nothing else here takes more."""
         site = self.profile.sites[number]
@@ -130,10 +143,11 @@ class Costs:
         if measured is not None:
             noise = max((NOISE.get(noise_key(pack.codec), 0.0) for pack in offer.packs), default=0.0)
             return measured * noise / NOISE[noise_key(PROBE)]
-        return sum(self._site_error(pack, site) for pack in offer.packs for site in pack.savers)
+        sites = self.profile.sites
+        return sum(self._site_error(pack, site, sites[site].need) for pack in offer.packs for site in pack.savers)
 
-    def _site_error(self, pack: Pack, number: int) -> float:
-        need, noise = self.profile.sites[number].need, NOISE.get(noise_key(pack.codec), 0.0)
+    def _site_error(self, pack: Pack, number: int, need: Need) -> float:
+        noise = NOISE.get(noise_key(pack.codec), 0.0)
         if not self.products or need not in (Need.OPERAND, Need.VALUES, Need.DERIVATIVE):
             return 0.0
         if need is Need.OPERAND:

@@ -14,23 +14,24 @@ from slimgrad.errors import SpecError
 from slimgrad.planner.problem import Span
 from slimgrad.spec import Need, Profile, Site
 
+FEWBIT, RECOMPUTE = "fewbit", "recompute"
+
 CHOICES: dict[str, tuple[tuple[Codec, ...], ...]] = {
     "lossless": ((Lossless(),),),
     "derive": ((Derive(), Lossless()),),
-    "fewbit": ((FewBit(bits=3), Lossless()),),
+    FEWBIT: ((FewBit(bits=3), Lossless()),),
     "quant": tuple((Quant(bits=bits), Lossless()) for bits in (8, 4)),
     "quant-low": tuple((Quant(bits=bits), Lossless()) for bits in (3, 2)),
     "topk": tuple((TopK(keep=keep), Lossless()) for keep in (0.3, 0.1)),
     "offload": ((Offload(), Lossless()),),
 }
-"""What a plan may do to a storage, by the names that `allow` takes; "recompute" is for modules. Each is a list of
-codecs, of which every saver takes the first that serves it."""
+"""What a plan may do to a storage, by the names that `allow` takes; "recompute" is for modules, and "fewbit" for those
+too that a fused op can compute. Each is a list of codecs, of which every saver takes the first that serves it."""
 
-RECOMPUTE = "recompute"
-ALLOWED = ("lossless", "derive", "recompute", "fewbit", "quant")
+ALLOWED = ("lossless", "derive", RECOMPUTE, FEWBIT, "quant")
 """By default: what trained to the untouched model's accuracy on six real trainings (docs/accuracy.md). Fewer than four
 bits, and dropping elements, cost accuracy on some; what offloading costs was not measured on a GPU yet."""
-EXACT = ("lossless", "derive", "recompute")
+EXACT = ("lossless", "derive", RECOMPUTE)
 
 WHOLE = 0.9
 """As parts.COVERED: views with gaps that make up so much of a storage are packed as one."""
@@ -216,8 +217,16 @@ def spans_of(profile: Profile, item: Item, offer: Offer) -> list[Span]:
     for number in item.storages:
         storage = profile.storages[number]
         found.append(Span(timeline.freed[number], max(map(timeline.end, storage.savers)), storage.bytes))
+    return [span for span in (*found, *dense_again(profile, item)) if span.start < span.stop]
+
+
+def dense_again(profile: Profile, item: Item) -> Iterator[Span]:
+    """The dense copies that the timeline has while backward reads, where there is no need of them."""
+    timeline = profile.timeline
+    assert timeline is not None
+    for number in item.storages:
+        storage = profile.storages[number]
         for site in storage.savers:
             read = timeline.read[site]
             if read is not None:
-                found.append(Span(read, timeline.end(site), -min(profile.sites[site].bytes, storage.bytes)))
-    return [span for span in found if span.start < span.stop]
+                yield Span(read, timeline.end(site), -min(profile.sites[site].bytes, storage.bytes))

@@ -17,8 +17,8 @@ from slimgrad.spec import Value
 from slimgrad.spec.values import checked_body, load_all
 
 KEEP = "keep"
-AGAIN = "recompute"
-"""What is said of a storage inside a module that runs again."""
+AGAIN, FUSING = "recompute", "fused"
+"""What is said of a storage inside a module that runs again, or that a fused op computes."""
 
 Key = tuple[str, int, int]
 
@@ -35,7 +35,7 @@ class Action(Value):
     keys: tuple[Key, ...]
     """All savers, by Site.key."""
     what: str
-    """"keep", "recompute", or codecs as text, of which every saver takes the first that serves it."""
+    """"keep", "recompute", "fused", or codecs as text, of which every saver takes the first that serves it."""
     before: int
     after: int
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class Action(Value):
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        if self.what in (KEEP, AGAIN):
+        if self.what in (KEEP, AGAIN, FUSING):
             return ()
         return tuple(codec for _, codec in clauses(self.what))
 
@@ -68,6 +68,8 @@ class Plan(Recipe):
     actions: tuple[Action, ...]
     recompute: tuple[str, ...] = ()
     """Modules that run again in backward."""
+    fused: tuple[tuple[str, str], ...] = ()
+    """(module that a fused op computes, the codec that says how)."""
     boundaries: tuple[tuple[str, str], ...] = ()
     """(module that runs again, what becomes of its inputs)."""
     kept_before: int
@@ -101,9 +103,10 @@ class Plan(Recipe):
         """The plan as rules, which is all that `apply` needs. What it does not name is made no larger: `Lossless`."""
         by_what: dict[str, list[Key]] = {}
         for action in self.actions:
-            if action.what != AGAIN:
+            if action.what not in (AGAIN, FUSING):
                 by_what.setdefault(action.what, []).extend(action.keys)
         found = [Rule(path, Recompute()) for path in self.recompute]
+        found += [Rule(path, codec) for path, what in self.fused for _, codec in clauses(what)]
         for path, what in self.boundaries:
             found += _rules(what, frozenset((path, 0, index) for index in range(MOST_INPUTS)))
         for what, keys in by_what.items():
@@ -135,7 +138,8 @@ class Plan(Recipe):
             raise SpecError(f"Plan: expected the fields of a plan; found {', '.join(sorted(unknown)) or 'no actions'}")
         body["actions"] = load_all(Action, body["actions"])
         body["recompute"] = tuple(body.get("recompute", ()))
-        body["boundaries"] = tuple((path, what) for path, what in body.get("boundaries", ()))
+        for name in ("fused", "boundaries"):
+            body[name] = tuple((path, what) for path, what in body.get(name, ()))
         try:
             return cls(**body)
         except TypeError as error:

@@ -13,8 +13,9 @@ from slimgrad.errors import BudgetError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
+from slimgrad.planner.fusing import FUSED
 from slimgrad.planner.offers import Item, allowed
-from slimgrad.planner.plan import AGAIN, Action, Plan, wording
+from slimgrad.planner.plan import FUSING, Action, Plan, wording
 from slimgrad.planner.problem import Problem, Solution
 from slimgrad.planner.sensitivity import Sensitivity, lead_of
 from slimgrad.planner.solve import smallest, solve, usage
@@ -141,7 +142,7 @@ class Draft:
 
     def _told(self, solution: Solution, bound: Bound) -> Plan:
         choices, profile, timeline = self.choices, self.profile, self.profile.timeline
-        again = [p for p in range(len(choices.regions)) if solution.choice[len(choices.items) + p] == 1]
+        again, fused = choices.ones(solution.choice)
         actions = tuple(self._action(item, solution.choice[item.number]) for item in choices.items)
         return Plan(
             model=str(profile.meta.get("model", "")),
@@ -149,6 +150,7 @@ class Draft:
             budget=bound.text,
             actions=tuple(sorted(actions, key=lambda action: -action.before)),
             recompute=tuple(choices.regions[place].path for place in again),
+            fused=tuple((choices.fusibles[place].path, wording((FUSED,))) for place in fused),
             boundaries=tuple(found for place in again for found in self._boundary(place, solution)),
             kept_before=profile.kept_bytes,
             kept_bytes=choices.kept_beside + solution.kept,
@@ -173,15 +175,16 @@ class Draft:
         sites = [self.profile.sites[number] for number in item.sites]
         lead, offers = lead_of(self.profile, item), self.choices.offers[item.number]
         option = self.choices.groups[item.number][choice]
+        what = [*map(wording, (offer.codecs for offer in offers)), *self.choices.beyond(item)][choice]
         return Action(
             site=lead.name,
             path=lead.path,
             module=lead.module,
             need=str(lead.need),
             keys=tuple(site.key for site in sites),
-            what=AGAIN if choice >= len(offers) else wording(offers[choice].codecs),
+            what=what,
             before=self.choices.bytes_of(item),
-            after=option.kept,
+            after=option.kept + (self.choices.codes_in(item) if what == FUSING else 0),
             seconds=option.seconds,
             error=option.error,
         )

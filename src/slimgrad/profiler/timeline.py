@@ -27,7 +27,7 @@ from slimgrad.runtime.fake import Faked, faked
 from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.lesson import Lesson, owners_of
-from slimgrad.spec.timeline import Region, Timeline
+from slimgrad.spec.timeline import Timeline
 
 
 def timeline(
@@ -55,10 +55,10 @@ def timeline(
             raise UnsupportedModelError(
                 f"{type(model).__name__} cannot run forward and backward on fake tensors ({error})"
             ) from error
-    return _told(clock, shelf, backward, visits.regions(holding_in(lesson)))
+    return _told(clock, shelf, backward, visits, lesson)
 
 
-def _told(clock: Clock, shelf: Shelf, backward: int, regions: tuple[Region, ...]) -> Timeline:
+def _told(clock: Clock, shelf: Shelf, backward: int, visits: Visits, lesson: Lesson) -> Timeline:
     end, marks, blocks = clock.now, shelf.marks, shelf.blocks()
     return Timeline(
         floor=tuple(clock.floor),
@@ -70,7 +70,8 @@ def _told(clock: Clock, shelf: Shelf, backward: int, regions: tuple[Region, ...]
         freed=tuple(end if block is None or block.died is None else block.died for block in blocks),
         flops=tuple(clock.flops),
         moved=tuple(clock.moved),
-        regions=regions,
+        regions=visits.regions(holding_in(lesson)),
+        pointwise=visits.pointwise,
     )
 
 

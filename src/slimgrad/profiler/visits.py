@@ -1,4 +1,4 @@
-"""Visits: which modules of a step could be run again in backward, and when they ran."""
+"""Visits: which modules of a step could be run again in backward or computed by a fused op, and when they ran."""
 
 from __future__ import annotations
 
@@ -9,30 +9,34 @@ from typing import Any
 
 from torch import nn
 
+from slimgrad.ops.modules import is_fusible
 from slimgrad.profiler.clock import Clock
 from slimgrad.runtime.lesson import Lesson
 from slimgrad.spec.timeline import Region
 
 
 class Visits:
-    """The calls of modules that could be run again in backward, one by one."""
+    """The calls of modules that could be run again in backward, and of those that are one nonlinearity."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._listed: set[str] = set()
-        """Those that stand in a ModuleList, a ModuleDict or a Sequential."""
+        self._repeated: dict[str, bool] = {}
+        """Those with siblings of their class, and whether they stand in a ModuleList, a ModuleDict or a Sequential."""
         self._calls: Counter[str] = Counter()
         self._spans: dict[str, tuple[int, int]] = {}
+        """Of the last call of each."""
+        self._pointwise: list[Region] = []
 
     @contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
         """Watch the calls during the forward."""
         handles = []
-        for path, module, listed in _repeated(model):
-            if listed:
-                self._listed.add(path)
-            handles.append(module.register_forward_pre_hook(self._enter(path)))
-            handles.append(module.register_forward_hook(self._leave(path)))
+        self._repeated = dict(_repeated(model))
+        for path, module in model.named_modules():
+            is_pointwise = is_fusible(module)
+            if is_pointwise or path in self._repeated:
+                handles.append(module.register_forward_pre_hook(self._enter(path)))
+                handles.append(module.register_forward_hook(self._leave(path, is_pointwise=is_pointwise)))
         try:
             yield
         finally:
@@ -46,18 +50,26 @@ class Visits:
 
         return enter
 
-    def _leave(self, path: str) -> Any:
+    def _leave(self, path: str, *, is_pointwise: bool) -> Any:
         def leave(module: nn.Module, args: Any, output: Any) -> None:
-            self._spans[path] = self._spans[path][0], self._clock.now
+            start, stop = self._spans[path] = self._spans[path][0], self._clock.now
+            if is_pointwise:
+                self._pointwise.append(Region(path=path, call=self._calls[path] - 1, start=start, stop=stop))
 
         return leave
+
+    @property
+    def pointwise(self) -> tuple[Region, ...]:
+        """Every call of a module that is one nonlinearity."""
+        return tuple(self._pointwise)
 
     def regions(self, holding: set[str]) -> tuple[Region, ...]:
         """All that were called once and hold something, some inside others: members of lists first, and siblings of one
         class where no list is around them or in them.
         """
-        paths = [path for path, calls in self._calls.items() if calls == 1 and path in holding]
-        listed = {path for path in paths if path in self._listed}
+        once = (path for path, calls in self._calls.items() if calls == 1)
+        paths = [path for path in once if path in self._repeated and path in holding]
+        listed = {path for path in paths if self._repeated[path]}
         around = {path for inner in listed for path in _above(inner)}
         others = [p for p in paths if p not in around and p not in listed and listed.isdisjoint(_above(p))]
         chosen = listed | _outermost(others)
@@ -65,7 +77,7 @@ class Visits:
         return tuple(Region(path=path, call=0, start=start, stop=stop) for path, (start, stop) in spans.items())
 
 
-def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+def _repeated(model: nn.Module) -> Iterator[tuple[str, bool]]:
     """Each module with siblings of its class, and whether they stand in a list; torch's own leaves are too small."""
     for path, parent in model.named_modules():
         children = dict(parent.named_children())
@@ -74,7 +86,7 @@ def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
             is_leaf = type(child).__module__.startswith("torch.nn.") and not any(True for _ in child.children())
             if kinds[type(child)] > 1 and not is_leaf:
                 listed = isinstance(parent, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
-                yield f"{path}.{name}" if path else name, child, listed
+                yield f"{path}.{name}" if path else name, listed
 
 
 def holding_in(lesson: Lesson) -> set[str]:

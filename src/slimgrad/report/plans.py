@@ -22,6 +22,7 @@ WHY = {
     "fewbit": "backward reads a derivative alone, which a few bits name",
     "quant": "its values are kept in {bits} bits",
     "topk": "its largest elements are kept",
+    "fused": "it is not kept: a fused op computes the module, and keeps a derivative in three bits",
     "offload": "its values are kept in the host's memory, and copied there and back while the device computes",
 }
 """By the first word of what is done."""
@@ -66,6 +67,9 @@ def headline(plan: Plan) -> list[str]:
             f"{human_bytes(plan.fixed_bytes)} are there before the step"
         )
     lines.append(f"step {plan.slowdown:.2f}x of the untouched time, gradient error {gradient_error(plan.error)}")
+    if plan.fused:
+        paths = tuple(path for path, _ in plan.fused)
+        lines.append(f"{plural(len(paths), 'module')} computed by fused ops: {_few(paths)}")
     if plan.recompute:
         lines.append(f"{plural(len(plan.recompute), 'module')} run again in backward: {_few(plan.recompute)}")
     return lines
@@ -147,6 +151,9 @@ def difference(plan: Plan, other: Plan) -> str:
     lines += [f"{where}: {before} -> {after}{_times(count)}" for (where, before, after), count in changes.items()]
     for path in sorted(set(plan.recompute) ^ set(other.recompute)):
         lines.append(f"{path_name(path)}: {'runs' if path in other.recompute else 'no longer runs'} again in backward")
+    was, now = (dict(p.fused) for p in (plan, other))
+    for path in sorted(was.keys() ^ now.keys()):
+        lines.append(f"{path_name(path)}: {'now' if path in now else 'no longer'} computed by a fused op")
     return "\n".join(lines if len(lines) > 2 else [*lines, "all actions are the same"])
 
 

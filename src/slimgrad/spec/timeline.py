@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Region(Value):
-    """One call of a module that could be run again in backward instead of keeping what it saves."""
+    """One call of a module that could do something else than keep what it saves."""
 
     path: str
     call: int
@@ -56,6 +56,9 @@ class Timeline(Value):
     moved: tuple[int, ...]
     """Bytes that each event reads and writes."""
     regions: tuple[Region, ...] = ()
+    """What could be run again in backward."""
+    pointwise: tuple[Region, ...] = ()
+    """What is one nonlinearity, element by element, which a fused op could compute."""
 
     def untouched(self, profile: Profile) -> tuple[int, ...]:
         """Bytes alive at each event of the step as stock autograd runs it: every storage of `profile` kept as it is."""
@@ -83,6 +86,6 @@ class Timeline(Value):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
         body = checked_body(cls, data)
-        regions = load_all(Region, body.pop("regions", ()))
+        regions, pointwise = (load_all(Region, body.pop(name, ())) for name in ("regions", "pointwise"))
         fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body.items()}
-        return cls(**fields, regions=regions)
+        return cls(**fields, regions=regions, pointwise=pointwise)

@@ -1,0 +1,104 @@
+"""Modules that are one nonlinearity, which a fused op may compute: what that frees, and what it keeps instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slimgrad.codecs import FewBit
+from slimgrad.planner.calibration import Rate
+from slimgrad.planner.offers import Item, dense_again
+from slimgrad.planner.problem import Span
+from slimgrad.spec import Profile
+from slimgrad.spec.timeline import Region
+
+FUSED = FewBit(bits=3)
+"""What trained to the untouched model's accuracy (docs/accuracy.md)."""
+
+
+@dataclass(frozen=True)
+class Fusible:
+    """One such module, in all its calls."""
+
+    path: str
+    calls: tuple[Region, ...]
+    sites: tuple[int, ...]
+    """What its own forward saves."""
+    items: tuple[int, ...]
+    """What is kept for nobody else."""
+    dense: int
+    """Bytes of what it is given."""
+    codes: int
+    """Bytes that the op keeps of it."""
+    backward: tuple[tuple[int, int], ...]
+    """Of each call: from the first event that reads what its own forward saved until what others saved is read."""
+
+    @property
+    def forward(self) -> list[tuple[int, int]]:
+        return [(call.start, call.stop) for call in self.calls]
+
+
+def fusibles_of(profile: Profile, items: Sequence[Item], least: int) -> tuple[Fusible, ...]:
+    """Those of which an op keeps less than is then freed, as runtime/swaps.py will find."""
+    timeline = profile.timeline
+    calls: dict[str, list[Region]] = {}
+    for region in () if timeline is None else timeline.pointwise:
+        calls.setdefault(region.path, []).append(region)
+    found = (_fusible(profile, items, path, tuple(regions)) for path, regions in calls.items())
+    return tuple(one for one in found if one is not None and _gains(profile, items, one, least))
+
+
+def _fusible(profile: Profile, items: Sequence[Item], path: str, calls: tuple[Region, ...]) -> Fusible | None:
+    sites = [number for number, site in enumerate(profile.sites) if site.path == path]
+    largest: dict[int, int] = {}
+    for number in sites:
+        call, shape = profile.sites[number].call, profile.sites[number].shape
+        largest[call] = max(largest.get(call, 0), torch.Size(shape).numel())
+    if not largest:
+        return None
+    itemsize = max(getattr(torch, profile.sites[number].dtype).itemsize for number in sites)
+    codes = sum(FUSED.promised((elements,), torch.float32) for elements in largest.values())
+    alone = tuple(item.number for item in items if all(profile.sites[site].path == path for site in item.sites))
+    dense = itemsize * sum(largest.values())
+    return Fusible(path, calls, tuple(sites), alone, dense, codes, tuple(_read(profile, sites)))
+
+
+def _read(profile: Profile, sites: Sequence[int]) -> Iterator[tuple[int, int]]:
+    timeline = profile.timeline
+    assert timeline is not None
+    reads: dict[int, list[int]] = {}
+    for number in sites:
+        event = timeline.read[number]
+        if event is not None:
+            reads.setdefault(profile.sites[number].call, []).append(event)
+    others = {event for number, event in enumerate(timeline.read) if event is not None and number not in set(sites)}
+    for events in reads.values():
+        last = max(events)
+        yield min(events), min((event for event in others if event > last), default=last + 1)
+
+
+def _gains(profile: Profile, items: Sequence[Item], found: Fusible, least: int) -> bool:
+    freed = sum(profile.storages[number].bytes for place in found.items for number in items[place].storages)
+    large = any(profile.sites[number].bytes >= least for number in found.sites)
+    return large and freed > found.codes
+
+
+def moments(profile: Profile, items: Sequence[Item], found: Fusible, rate: Rate) -> Iterator[Span]:
+    """What the op needs while it runs, beside what the module's own operators need: it reads one tensor and writes one,
+    where a formula has several. What is kept of them besides is taken off with the items.
+    """
+    timeline = profile.timeline
+    assert timeline is not None
+    copies = Counter[int]()
+    for place in found.items:
+        for span in dense_again(profile, items[place]):
+            copies.update(dict.fromkeys(range(span.start, span.stop), span.bytes))
+    dense = found.dense // len(found.calls)
+    for scratch, windows in ((rate.pack_scratch, found.forward), (rate.unpack_scratch, found.backward)):
+        for start, stop in windows:
+            own = [timeline.floor[event] + copies[event] for event in range(start, stop)]
+            for event, size in enumerate(own, start):  # the first operator, too, writes one tensor
+                yield Span(event, event + 1, own[0] + int(scratch * dense) - size)
