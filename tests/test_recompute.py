@@ -197,3 +197,67 @@ def test_layers_of_transformers_are_bit_equal_when_they_run_again(name: str, whe
     for seed in range(3):
         assert_same_gradients(gradients(entry, plain, "cpu", seed=seed), gradients(entry, treated, "cpu", seed=seed))
     assert run.report().kept_after == run.report().promised
+
+
+class Convolutions(nn.Module):
+    """A block with statistics that its forward changes."""
+
+    def __init__(self, spectral: bool = False) -> None:
+        super().__init__()
+        conv: nn.Module = nn.Conv2d(8, 8, 3, padding=1)
+        self.conv = nn.utils.spectral_norm(conv) if spectral else conv
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x)))
+
+
+@pytest.mark.parametrize("spectral", [False, True])
+@pytest.mark.parametrize("twice", [False, True], ids=["", "two forwards before backward"])
+def test_running_statistics_move_once_a_step_and_the_second_run_begins_with_the_old_ones(
+    spectral: bool, twice: bool
+) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(Convolutions(spectral) for _ in range(3)), nn.Flatten(), nn.Linear(8 * 64, 4))
+    treated = copy.deepcopy(plain)
+    with sg.apply(treated, "0: recompute(); 1: recompute(); lossless()"):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            x = torch.randn(4, 8, 8, 8)
+            for model in (plain, treated):
+                model.zero_grad()
+                loss = model(x).square().mean()
+                if twice:
+                    loss = loss + model(x + 1).square().mean()
+                loss.backward(retain_graph=True)
+                loss.backward()
+            for (name, one), two in zip(plain.named_parameters(), treated.parameters(), strict=True):
+                assert torch.equal(one.grad, two.grad), name
+            for (name, one), two in zip(plain.named_buffers(), treated.buffers(), strict=True):
+                assert torch.equal(one, two), name
+
+
+def test_a_cache_that_somebody_will_read_is_filled() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    off = {"attn_pdrop": 0, "resid_pdrop": 0, "embd_pdrop": 0}
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=64, **off)
+    plain = GPT2LMHeadModel(config)
+    treated, ids = copy.deepcopy(plain), torch.randint(0, 50, (2, 16))
+    run = sg.apply(treated, "transformer.h.*: recompute(); lossless()")
+    for model in (plain, treated):
+        model.train()(input_ids=ids, labels=ids, use_cache=True).loss.backward()
+    for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    caches = [model.eval()(input_ids=ids, use_cache=True).past_key_values for model in (plain, treated)]
+    assert [cache.get_seq_length() for cache in caches] == [16, 16]
+    logits = []
+    for model, cache in zip((plain, treated), caches, strict=True):
+        model.train().zero_grad()  # a filled cache is part of what is computed, as with a trained prefix
+        logits.append(model(input_ids=ids[:, :4], past_key_values=cache).logits)
+        logits[-1].square().sum().backward()
+    assert torch.equal(*logits)
+    for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    run.remove()

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import slimgrad as sg
@@ -226,3 +227,65 @@ def test_a_formula_that_an_op_computes_makes_nothing_that_could_be_derived(case:
     plan = sg.plan(case[1], "6x", allow=["fewbit", "derive", "lossless", "quant"], calibration=FAST_OPS)
     derived = {action.path for action in plan.actions if action.what.startswith("derive")}
     assert plan.fused and not any(path.replace(".act", ".c_proj") in derived for path, _ in plan.fused)
+
+
+class Positioned(nn.Module):
+    """A block that adds to what it is given before anybody saves it; or does so in place."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(64))
+        self.layers = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mul_(2) if self.in_place else x + self.position
+        return x + self.layers(x)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_regions_are_given_is_held_for_them_and_none_runs_again_that_changed_it(in_place: bool) -> None:
+    torch.manual_seed(0)
+    blocks = [Positioned(in_place) for _ in range(6)]
+    model, batch = nn.Sequential(nn.Linear(64, 64), *blocks, nn.Linear(64, 8)), torch.randn(512, 64)
+    plain, profile = copy.deepcopy(model), sg.profile(model, batch, lambda y: y.square().mean(), fake=True)
+    plan = sg.plan(profile, "1.5x" if in_place else "3x", allow=["recompute", "derive"], calibration=SPEEDS)
+    assert bool(plan.recompute) is not in_place
+    held = [action for action in plan.actions if not action.keys]
+    assert sum(action.after for action in held) == len(plan.recompute) * batch.nbytes
+    run = sg.apply(model, plan, batch=batch)
+    for _ in range(2):
+        for one in (model, plain):
+            one.zero_grad()
+            one(batch).square().mean().backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad) if q.grad is not None else p.grad is None
+    assert run.report().kept_after == pytest.approx(plan.kept_bytes, rel=0.02)
+
+
+def test_a_loss_outside_of_the_model_is_left_alone_unless_it_is_said_to_be_reached() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(500, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 500))
+    batch = torch.randint(0, 500, (512,)), torch.randint(0, 500, (512,))
+    profile = sg.profile(model, batch, F.cross_entropy, fake=True)
+    with pytest.raises(sg.BudgetError, match=r"saved outside of the model.*outside=True"):
+        sg.plan(profile, "4x", calibration=SPEEDS)
+    plain = sg.plan(profile, "1.2x", calibration=SPEEDS)
+    assert not [action for action in plain.actions if action.path == "<outside>"]
+    with pytest.raises(sg.BudgetError, match="no plan meets 4x"):
+        sg.fit(model, batch, "4x", F.cross_entropy, calibration=SPEEDS)
+    fitted = sg.fit(model, batch, "1.2x", F.cross_entropy, calibration=SPEEDS)
+
+    def kept() -> int:
+        held: list[Tensor] = []
+        return measured_step(lambda: held.append(F.cross_entropy(model(batch[0]), batch[1])), "cpu").kept
+
+    assert kept() == pytest.approx(fitted.measured, rel=0.02)
+    fitted.run.remove()
+    plan = sg.plan(profile, "4x", calibration=SPEEDS, outside=True)
+    run = sg.apply(model, plan)
+    for _ in range(2):
+        with run:
+            F.cross_entropy(model(batch[0]), batch[1]).backward()
+    with run:
+        assert kept() == pytest.approx(plan.kept_bytes, rel=0.05)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,7 +22,7 @@ from slimgrad.planner.regions import is_in, regions_of
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.runtime.derivations import MOST_RERUNS
 from slimgrad.runtime.orders import least_bytes
-from slimgrad.spec import Need, Profile
+from slimgrad.spec import OUTSIDE, Need, Profile
 from slimgrad.spec.budgets import as_bytes
 from slimgrad.spec.timeline import Region
 
@@ -39,8 +39,9 @@ CARRIED = 0.8
 
 @dataclass(frozen=True)
 class Choices:
-    """What can be done to each storage and each module; groups are the items, then the regions, then what a fused op
-    may compute, then how long the device waits for the link to the host, if anything goes there.
+    """What can be done to each storage and each module. Groups are the items, then the regions, then what a fused op
+    may compute, then what regions are given and nobody saves, then how long the device waits for the link to the host,
+    if anything goes there.
     """
 
     profile: Profile
@@ -61,10 +62,12 @@ class Choices:
         reserve: str | int,
         min_bytes: int | None = None,
         sensitivity: Sensitivity | None = None,
+        *,
+        outside: bool = False,
     ) -> Choices:
         least = least_bytes(torch.device(profile.device), min_bytes)
         desk = Desk(profile, names)
-        items = tuple(items_of(profile, least))
+        items = tuple(items_of(profile, least, outside=outside))
         regions = regions_of(profile) if RECOMPUTE in names else ()
         fusibles = fusibles_of(profile, items, least) if FEWBIT in names else ()
         offers = tuple(tuple(desk.offers(item)) for item in items)
@@ -76,6 +79,16 @@ class Choices:
         """Bytes that are there before the step."""
         meta = self.profile.meta
         return int(meta.get("model_bytes", 0)) + int(meta.get("batch_bytes", 0)) + self.reserved
+
+    @property
+    def left_outside(self) -> int:
+        """Bytes that nobody keeps but what comes after the model, such as the loss, and that are left as they are."""
+        sites, decided = self.profile.sites, {number for item in self.items for number in item.storages}
+        return sum(
+            storage.bytes
+            for number, storage in enumerate(self.profile.storages)
+            if storage.counted and number not in decided and all(sites[site].path == OUTSIDE for site in storage.savers)
+        )
 
     # --- the problem ---
 
@@ -108,22 +121,22 @@ class Choices:
         return {item.number: place for item in self.items for place in self._makers(item)}
 
     def _makers(self, item: Item) -> list[int]:
-        timeline = self.profile.timeline
-        return [
-            place
-            for place, region in enumerate(self.regions)
-            if timeline is not None
-            and all(is_in(self.profile.sites[site].path, region.path) for site in item.sites)
-            and all(timeline.born[number] >= region.start for number in item.storages)
-        ]
+        return [place for place in range(len(self.regions)) if self._makes(place, item.storages, item.sites)]
+
+    def _makes(self, place: int, storages: Iterable[int], sites: Iterable[int]) -> bool:
+        """Whether these are made in a region, and saved nowhere else."""
+        timeline, region = self.profile.timeline, self.regions[place]
+        inside = all(is_in(self.profile.sites[site].path, region.path) for site in sites)
+        return inside and timeline is not None and all(timeline.born[number] >= region.start for number in storages)
 
     @cached_property
     def groups(self) -> tuple[tuple[Option, ...], ...]:
         items = [self._options(item) for item in self.items]
         regions = [self._region_options(place) for place in range(len(self.regions))]
         fused = [self._fusible_options(fusible) for fusible in self.fusibles]
+        given = [self._given_options(number) for number in self._unsaved]
         waits = self._waits(math.fsum(max((option.link for option in group), default=0.0) for group in items))
-        return (*items, *regions, *fused, *waits)
+        return (*items, *regions, *fused, *given, *waits)
 
     def _waits(self, link: float) -> list[tuple[Option, ...]]:
         """Whatever the link cannot carry meanwhile, the device waits for."""
@@ -313,8 +326,45 @@ class Choices:
         assert timeline is not None
         start = self._entered(place)
         moment = Span(start, start + 1, self._above_saved(place))
-        run = Option(self.costs.region_seconds(region), 0.0, 0, (moment,) if moment.bytes else ())
-        return Option(0.0, 0.0, 0), run
+        first = len(self.items) + len(self.regions) + len(self.fusibles)
+        held = [n for n, number in enumerate(self._unsaved) if number in region.given]
+        needs = tuple((first + n, frozenset([1])) for n in held)
+        small = self._small_in(place)
+        gone = [Span(timeline.freed[number], start, -self.profile.storages[number].bytes) for number in small]
+        spans = [span for span in (moment, *gone) if span.bytes and span.start < span.stop]
+        kept = -sum(self.profile.storages[number].bytes for number in small)
+        return Option(0.0, 0.0, 0), Option(self.costs.region_seconds(region), 0.0, kept, tuple(spans), needs)
+
+    def _small_in(self, place: int) -> list[int]:
+        """Storages that are nobody's item, because they are small, and that a region makes: they go with it."""
+        decided = {number for item in self.items for number in item.storages}
+        return [
+            number
+            for number, storage in enumerate(self.profile.storages)
+            if storage.counted and number not in decided and self._makes(place, [number], storage.savers)
+        ]
+
+    @cached_property
+    def _unsaved(self) -> list[int]:
+        """What regions are given that no item stands for: whoever runs one again holds it as it is."""
+        timeline = self.profile.timeline
+        given = {number for region in self.regions for number in region.given}
+        items = {number for item in self.items if self.given_to(item) for number in item.storages}
+        return [] if timeline is None else sorted(n for n in given if timeline.given[n].storage not in items)
+
+    def _given_options(self, number: int) -> tuple[Option, ...]:
+        timeline = self.profile.timeline
+        assert timeline is not None
+        given = timeline.given[number]
+        stop = max(self._left(place) for place, region in enumerate(self.regions) if number in region.given)
+        span = Span(given.freed, stop, given.bytes)
+        return Option(0.0, 0.0, 0), Option(0.0, 0.0, given.bytes, (span,) if span.start < span.stop else ())
+
+    def _left(self, region: int) -> int:
+        """The event from which on backward needs nothing of a region."""
+        timeline, path = self.profile.timeline, self.regions[region].path
+        assert timeline is not None
+        return max(timeline.end(number) for number, site in enumerate(self.profile.sites) if is_in(site.path, path))
 
     def _above_saved(self, place: int) -> int:
         """By how much a region's forward, while it saves, is above all that it has saved in the end."""
@@ -334,6 +384,22 @@ class Choices:
         beyond = choice[len(self.items) :]
         again, fused = beyond[: len(self.regions)], beyond[len(self.regions) :][: len(self.fusibles)]
         return [place for place, one in enumerate(again) if one], [place for place, one in enumerate(fused) if one]
+
+    def needed(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The same, but nothing is held for regions that do not run again; which costs no time, so that it may be."""
+        given = {number for place in self.ones(choice)[0] for number in self.regions[place].given}
+        first = len(self.items) + len(self.regions) + len(self.fusibles)
+        held = {first + place: int(number in given) for place, number in enumerate(self._unsaved)}
+        return tuple(held.get(group, number) for group, number in enumerate(choice))
+
+    def held(self, choice: Sequence[int]) -> list[tuple[str, int]]:
+        """(the first region that is given it, bytes) of what is held for regions alone."""
+        timeline, found = self.profile.timeline, dict[int, tuple[str, int]]()
+        for region in (self.regions[place] for place in self.ones(choice)[0]):
+            for number in region.given:
+                if timeline is not None and number in self._unsaved:
+                    found.setdefault(number, (region.path, timeline.given[number].bytes))
+        return list(found.values())
 
     def problem(self, bound: Bound, tolerance: Tolerance) -> Problem:
         slower = None if tolerance.max_slowdown is None else tolerance.max_slowdown - 1

@@ -147,7 +147,7 @@ class Fitting:
             except BudgetError as error:
                 raise self._failed(error, bound, attempts) from error
             run = apply(self._model, found, batch=self._inputs, optimizer=self._optimizer)
-            measured = self._measured(run, bound, draft.fixed)
+            measured = self._measured(run, bound, draft)
             promised = found.peak_bytes if bound.peak is not None else found.kept_bytes
             assert promised is not None
             attempts.append(Attempt(promised, measured))
@@ -169,15 +169,15 @@ class Fitting:
             smallest=min(seen, default=None),
         )
 
-    def _measured(self, run: Run, bound: Bound, fixed: int) -> int | None:
+    def _measured(self, run: Run, bound: Bound, draft: Draft) -> int | None:
         """Bytes of a real step, the second: the first one compiles kernels and is watched. None if memory ran out."""
         try:
             with undisturbed(self._model), _gradients_set_aside(self._model):
                 self._step()
                 if bound.kept is not None:
-                    return run.report().kept_after
+                    return run.report().kept_after + draft.choices.left_outside
                 _drop_gradients(self._model)
-                return self._peak(fixed)
+                return self._peak(draft.fixed)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return None

@@ -12,7 +12,7 @@ import torch
 from slimgrad.codecs import Codec, Demand, Derive, FewBit, Lossless, Offload, Quant, TopK
 from slimgrad.errors import SpecError
 from slimgrad.planner.problem import Span
-from slimgrad.spec import Need, Profile, Site
+from slimgrad.spec import OUTSIDE, Need, Profile, Site
 
 FEWBIT, RECOMPUTE = "fewbit", "recompute"
 
@@ -58,12 +58,13 @@ class Item:
     sites: tuple[int, ...]
 
 
-def items_of(profile: Profile, least: int) -> list[Item]:
-    """What there is to decide: all storages that count and are worth it."""
+def items_of(profile: Profile, least: int, *, outside: bool = True) -> list[Item]:
+    """What there is to decide: all storages that count and are worth it; those saved outside the model too, or not."""
     joined: dict[int, int] = {}
     by_content: dict[int, int] = {}
     for number, storage in enumerate(profile.storages):
-        if not storage.counted or storage.bytes < least:
+        beyond = any(profile.sites[site].path == OUTSIDE for site in storage.savers)
+        if not storage.counted or storage.bytes < least or (beyond and not outside):
             continue
         joined[number] = number
         for site in storage.savers:

@@ -15,12 +15,12 @@ from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
 from slimgrad.planner.fusing import FUSED
 from slimgrad.planner.offers import Item, allowed
-from slimgrad.planner.plan import FUSING, Action, Plan, wording
+from slimgrad.planner.plan import FUSING, KEEP, Action, Plan, wording
 from slimgrad.planner.problem import Problem, Solution
 from slimgrad.planner.sensitivity import Sensitivity, lead_of
-from slimgrad.planner.solve import smallest, solve, usage
+from slimgrad.planner.solve import evaluate, smallest, solve, usage
 from slimgrad.report.human import human_bytes
-from slimgrad.spec import Profile
+from slimgrad.spec import Need, Profile
 
 OBSTACLES = 3
 """That an error names."""
@@ -40,20 +40,24 @@ def plan(
     calibration: Calibration | None = None,
     progress: Progress | None = None,
     min_bytes: int | None = None,
+    outside: bool = False,
 ) -> Plan:
     """What becomes of each storage so that a step stays within `budget`, at the least cost in time.
 
     `budget` is the most that the device may hold in a step, parameters, gradients and batch included: bytes, or text
     such as "12GiB". A ratio such as 0.25, or "4x", is of what is kept at the end of forward. `reserve` is what else
     must fit, such as the optimizer's state. `max_slowdown=1.1` bounds the time of a step, `max_error` the relative
-    error of its gradient (by default that of four bits everywhere), and `allow` what may be done: "exact", or names
-    such as "derive" and "quant". What codecs do to gradients is taken from `sensitivity`, if that was measured. Without
-    a `calibration`, this device is measured once; it takes seconds and is remembered.
+    error of its gradient, as it is estimated (by default that of four bits everywhere), and `allow` what may be done:
+    "exact", or names such as "derive" and "quant". What codecs do to gradients is taken from `sensitivity`, if that was
+    measured. Without a `calibration`, this device is measured once; it takes seconds and is remembered. What a loss
+    outside of the model saves is kept, because `apply` does not reach it; `outside=True` is for loops that compute it
+    under `with run:`.
     """
     bound, tolerance = bound_of(budget, profile.kept_bytes), Tolerance.of(max_slowdown, max_error)
     names = allowed(allow)
     speeds = calibration or calibrate(device_of(profile), progress=progress)
-    return Draft(Choices.of(profile, names, speeds, reserve, min_bytes, sensitivity)).plan(bound, tolerance)
+    choices = Choices.of(profile, names, speeds, reserve, min_bytes, sensitivity, outside=outside)
+    return Draft(choices).plan(bound, tolerance)
 
 
 def device_of(profile: Profile) -> torch.device:
@@ -94,6 +98,7 @@ class Draft:
         solution = self._without_a_higher_peak(problem) or solve(problem)
         if solution is None:
             raise self._infeasible(problem, bound)
+        solution = evaluate(problem, self.choices.needed(solution.choice))
         events = usage(problem, solution.choice)
         return self._told(solution, bound), tuple(self.fixed + int(size) for size in events)
 
@@ -109,7 +114,8 @@ class Draft:
     def smallest(self, of: Least, tolerance: Tolerance) -> Plan:
         """The plan that reaches least."""
         problem = self.choices.problem(Bound("the least"), tolerance)
-        return self._told(smallest(problem, of), Bound(f"the least {of}"))
+        solution = evaluate(problem, self.choices.needed(smallest(problem, of).choice))
+        return self._told(solution, Bound(f"the least {of}"))
 
     # --- what cannot be ---
 
@@ -131,7 +137,8 @@ class Draft:
         chosen = [(item, problem.groups[item.number][solution.choice[item.number]]) for item in self.choices.items]
         names = [(option, lead_of(self.profile, item).name) for item, option in chosen]
         if of == "kept":
-            return [(option.kept, name) for option, name in names]
+            beyond = "what is saved outside of the model, by the loss (plan(outside=True) is for `with run:` around it)"
+            return [*((option.kept, name) for option, name in names), (self.choices.left_outside, beyond)]
         event = int(usage(problem, solution.choice).argmax())
         held = [(sum(span.bytes for span in o.spans if span.start <= event < span.stop), name) for o, name in names]
         there = "parameters, buffers, the batch and what is reserved"
@@ -143,7 +150,8 @@ class Draft:
     def _told(self, solution: Solution, bound: Bound) -> Plan:
         choices, profile, timeline = self.choices, self.profile, self.profile.timeline
         again, fused = choices.ones(solution.choice)
-        actions = tuple(self._action(item, solution.choice[item.number]) for item in choices.items)
+        actions = [self._action(item, solution.choice[item.number]) for item in choices.items]
+        actions += [_held(path, size) for path, size in choices.held(solution.choice)]
         return Plan(
             model=str(profile.meta.get("model", "")),
             device=str(profile.meta.get("device", "")),
@@ -188,3 +196,9 @@ class Draft:
             seconds=option.seconds,
             error=option.error,
         )
+
+
+def _held(path: str, size: int) -> Action:
+    """What is kept for nobody but a module that runs again."""
+    need = str(Need.EXACT)
+    return Action(site=f"{path}:input", path=path, module="", need=need, keys=(), what=KEEP, before=0, after=size)

@@ -27,7 +27,7 @@ from slimgrad.runtime.fake import Faked, faked
 from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.lesson import Lesson, owners_of
-from slimgrad.spec.timeline import Timeline
+from slimgrad.spec.timeline import Given, Timeline
 
 
 def timeline(
@@ -60,6 +60,8 @@ def timeline(
 
 def _told(clock: Clock, shelf: Shelf, backward: int, visits: Visits, lesson: Lesson) -> Timeline:
     end, marks, blocks = clock.now, shelf.marks, shelf.blocks()
+    numbers = {id(block): number for number, block in enumerate(blocks) if block is not None}
+    regions, given = visits.regions(holding_in(lesson))
     return Timeline(
         floor=tuple(clock.floor),
         backward=backward,
@@ -70,9 +72,14 @@ def _told(clock: Clock, shelf: Shelf, backward: int, visits: Visits, lesson: Les
         freed=tuple(end if block is None or block.died is None else block.died for block in blocks),
         flops=tuple(clock.flops),
         moved=tuple(clock.moved),
-        regions=visits.regions(holding_in(lesson)),
+        regions=regions,
         pointwise=visits.pointwise,
+        given=tuple(_given(block, numbers.get(id(block)), end) for block in given),
     )
+
+
+def _given(block: Block, storage: int | None, end: int) -> Given:
+    return Given(bytes=block.bytes, born=block.born, freed=end if block.died is None else block.died, storage=storage)
 
 
 def _step(

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from slimgrad.ops.modules import is_fusible
-from slimgrad.profiler.clock import Clock
+from slimgrad.profiler.clock import Block, Clock
+from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.lesson import Lesson
 from slimgrad.spec.timeline import Region
 
@@ -26,6 +27,10 @@ class Visits:
         self._spans: dict[str, tuple[int, int]] = {}
         """Of the last call of each."""
         self._pointwise: list[Region] = []
+        self._given: dict[str, list[Block]] = {}
+        self._versions: dict[str, list[int]] = {}
+        self._changing: set[str] = set()
+        """Those that change in place what they are given: a second run would begin with something else."""
 
     @contextmanager
     def of(self, model: nn.Module) -> Iterator[None]:
@@ -35,8 +40,9 @@ class Visits:
         for path, module in model.named_modules():
             is_pointwise = is_fusible(module)
             if is_pointwise or path in self._repeated:
-                handles.append(module.register_forward_pre_hook(self._enter(path)))
-                handles.append(module.register_forward_hook(self._leave(path, is_pointwise=is_pointwise)))
+                leave = self._leave(path, is_pointwise=is_pointwise)
+                handles.append(module.register_forward_pre_hook(self._enter(path), with_kwargs=True))
+                handles.append(module.register_forward_hook(leave, with_kwargs=True))
         try:
             yield
         finally:
@@ -44,15 +50,22 @@ class Visits:
                 handle.remove()
 
     def _enter(self, path: str) -> Any:
-        def enter(module: nn.Module, args: Any) -> None:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._calls[path] += 1
             self._spans[path] = self._clock.now, self._clock.now
+            tensors = list(_tensors(args, kwargs))
+            storages = (storage_of(tensor) for tensor in tensors)
+            blocks = (self._clock.block(storage) for storage in storages if storage is not None)
+            self._given[path] = list({id(block): block for block in blocks if block is not None}.values())
+            self._versions[path] = [tensor._version for tensor in tensors]
 
         return enter
 
     def _leave(self, path: str, *, is_pointwise: bool) -> Any:
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             start, stop = self._spans[path] = self._spans[path][0], self._clock.now
+            if [tensor._version for tensor in _tensors(args, kwargs)] != self._versions[path]:
+                self._changing.add(path)
             if is_pointwise:
                 self._pointwise.append(Region(path=path, call=self._calls[path] - 1, start=start, stop=stop))
 
@@ -63,18 +76,32 @@ class Visits:
         """Every call of a module that is one nonlinearity."""
         return tuple(self._pointwise)
 
-    def regions(self, holding: set[str]) -> tuple[Region, ...]:
+    def regions(self, holding: set[str]) -> tuple[tuple[Region, ...], list[Block]]:
         """All that were called once and hold something, some inside others: members of lists first, and siblings of one
-        class where no list is around them or in them.
+        class where no list is around them or in them. And what they are given.
         """
-        once = (path for path, calls in self._calls.items() if calls == 1)
+        once = (path for path, calls in self._calls.items() if calls == 1 and path not in self._changing)
         paths = [path for path in once if path in self._repeated and path in holding]
         listed = {path for path in paths if self._repeated[path]}
         around = {path for inner in listed for path in _above(inner)}
         others = [p for p in paths if p not in around and p not in listed and listed.isdisjoint(_above(p))]
         chosen = listed | _outermost(others)
         spans = {path: span for path, span in self._spans.items() if path in chosen and span[0] < span[1]}
-        return tuple(Region(path=path, call=0, start=start, stop=stop) for path, (start, stop) in spans.items())
+        given = {id(block): block for path in spans for block in self._given[path]}
+        places = {key: place for place, key in enumerate(given)}
+        regions = (
+            Region(path=p, call=0, start=start, stop=stop, given=tuple(places[id(b)] for b in self._given[p]))
+            for p, (start, stop) in spans.items()
+        )
+        return tuple(regions), list(given.values())
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """What a module is called with, but for objects: a cache of keys and values is not handed to a second run."""
+    for argument in (*args, *kwargs.values()):
+        for item in argument if isinstance(argument, (list, tuple)) else (argument,):
+            if isinstance(item, Tensor):
+                yield item
 
 
 def _repeated(model: nn.Module) -> Iterator[tuple[str, bool]]:

@@ -105,7 +105,8 @@ def norm_bias(node: Node, module: nn.Module | None) -> Tensor | None:
     edge = node.next_functions[2][0]
     if edge is not None:
         return getattr(edge, "variable", None)
-    return getattr(module, "bias", None)
+    bias = getattr(module, "bias", None)
+    return None if bias is None or bias.requires_grad else bias  # a trained one would have an edge, if it were read
 
 
 BATCH_NORM = (("input", 0), ("weight?", 1), ("running_mean?", None), ("running_var?", None))
@@ -141,6 +142,10 @@ OPS: dict[str, Op] = {
 
 NEED_EPS = ("NativeLayerNormBackward0", "FusedRmsNormBackward0")
 """Their nodes do not know it; the module does, if it calls it so."""
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
+"""Modules of which it is known that `bias` is what they add. A convolution that normalizes its weights has one too,
+which is zero at first: the first forward would not tell that it is another."""
 
 
 # --- what a watched forward tells -----------------------------------------------------------------------------------
@@ -253,6 +258,8 @@ def ways(term: Term, site_at: SiteAt, module_at: ModuleAt) -> tuple[Way, ...]:
 
 def _made(term: Term, site_at: SiteAt, module_at: ModuleAt) -> Iterator[Way]:
     module = _module_of(term, site_at, module_at)
+    if OPS[term.name].outside is not None and not isinstance(module, NORMS):
+        return
     if term.name in NEED_EPS and not isinstance(getattr(module, "eps", None), float):
         return
     for parts in product(*(list(_options(term, read, site_at, module_at)) for read in term.reads)):

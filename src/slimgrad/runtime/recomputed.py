@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from slimgrad.codecs import Recompute
@@ -18,20 +21,98 @@ from slimgrad.runtime.swaps import FORWARD, Inert
 class Recomputed(Inert):
     """Stands as `forward` in a module's own dictionary."""
 
-    __slots__ = ()
+    __slots__ = ("_changing",)
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._changing: list[Shelf] | None = None
+        """The buffers that its forward changes; None before the first."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        caches = [argument for argument in (*args, *kwargs.values()) if _is_cache(argument)]
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not all(map(self._is_idle, caches)):
             return super().__call__(*args, **kwargs)
         args, kwargs = tuple(map(_without_cache, args)), {key: _without_cache(kwargs[key]) for key in kwargs}
-        return checkpoint(super().__call__, *args, use_reentrant=False, **kwargs)
+        return checkpoint(super().__call__, *args, use_reentrant=False, context_fn=lambda: self._runs(), **kwargs)
+
+    def _is_idle(self, cache: Any) -> bool:
+        """Whether nobody will miss it: it is empty, and in training nobody reads it afterwards."""
+        return self.module.training and not cache.get_seq_length()
+
+    def _runs(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        if self._changing is not None:
+            return nullcontext(), Before(self._changing)
+        shelves = _buffers(self.module)
+        if any(isinstance(buffers[name], FakeTensor) for buffers, name in shelves):
+            return nullcontext(), nullcontext()  # a lesson, which has no backward
+        before = Before(shelves)
+        return self._first(before), before
+
+    @contextmanager
+    def _first(self, before: Before) -> Iterator[None]:
+        yield
+        self._changing = before.forget_unchanged()  # which waits for the device, once
+
+
+Shelf = tuple[dict[str, Tensor | None], str]
+"""A module's dictionary of buffers, and a name in it."""
+
+
+@dataclass(frozen=True)
+class Shelved:
+    """A buffer, and what it was."""
+
+    shelf: Shelf
+    buffer: Tensor
+    value: Tensor
+
+    @property
+    def is_changed(self) -> bool:
+        """Versions do not tell: batch norms leave that of their statistics as it is."""
+        buffers, name = self.shelf
+        return buffers.get(name) is not self.buffer or not torch.equal(self.buffer, self.value)
+
+
+class Before:
+    """Buffers as they were before a forward, such as running statistics: while this context is open, the module runs
+    with them as it did first, and what it makes of them is let go of.
+    """
+
+    def __init__(self, shelves: Iterable[Shelf]) -> None:
+        there = ((shelf, shelf[0].get(shelf[1])) for shelf in shelves)
+        self._all = [Shelved(shelf, one, one.detach().clone()) for shelf, one in there if one is not None]
+        self._now: list[Tensor | None] = []
+
+    def forget_unchanged(self) -> list[Shelf]:
+        """The first run is over: those that it changed."""
+        self._all = [one for one in self._all if one.is_changed]
+        return [one.shelf for one in self._all]
+
+    def __enter__(self) -> None:
+        self._now = [buffers.get(name) for buffers, name in (one.shelf for one in self._all)]
+        for one in self._all:
+            buffers, name = one.shelf
+            buffers[name] = one.value.clone()  # where a graph is kept, it may run a third time
+
+    def __exit__(self, *_: object) -> None:
+        for one, buffer in zip(self._all, self._now, strict=True):
+            buffers, name = one.shelf
+            buffers[name] = buffer
+        self._now = []
+
+
+def _buffers(module: nn.Module) -> list[Shelf]:
+    return [(part._buffers, name) for part in module.modules() for name in part._buffers]
+
+
+def _is_cache(argument: Any) -> bool:
+    """Whether it is a cache of keys and values. To run again would append to it once more."""
+    return any(kind.__name__ == "Cache" for kind in type(argument).__mro__)
 
 
 def _without_cache(argument: Any) -> Any:
-    """None for a cache of keys and values: a second run would append to it once more. Transformers' own checkpointing
-    leaves it out as well; in training nobody reads it.
-    """
-    return None if any(kind.__name__ == "Cache" for kind in type(argument).__mro__) else argument
+    """Transformers' own checkpointing leaves it out as well."""
+    return None if _is_cache(argument) else argument
 
 
 class Recomputing:

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
+class Given(Value):
+    """Memory of a tensor that regions are called with. Whoever runs one again holds it until then."""
+
+    bytes: int
+    born: int
+    freed: int
+    """The event from which on forward itself holds it no more."""
+    storage: int | None
+    """Of the profile, if anybody saves it."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Region(Value):
     """One call of a module that could do something else than keep what it saves."""
 
@@ -23,6 +35,13 @@ class Region(Value):
     """The first event of its forward."""
     stop: int
     """The event after the last one of its forward."""
+    given: tuple[int, ...] = ()
+    """What it is called with, by number in Timeline.given; parameters and inputs of the step are left out."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Region:
+        body = checked_body(cls, data)
+        return cls(**{**body, "given": tuple(body.get("given", ()))})
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -59,6 +78,8 @@ class Timeline(Value):
     """What could be run again in backward."""
     pointwise: tuple[Region, ...] = ()
     """What is one nonlinearity, element by element, which a fused op could compute."""
+    given: tuple[Given, ...] = ()
+    """What regions are called with."""
 
     def untouched(self, profile: Profile) -> tuple[int, ...]:
         """Bytes alive at each event of the step as stock autograd runs it: every storage of `profile` kept as it is."""
@@ -87,5 +108,6 @@ class Timeline(Value):
     def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
         body = checked_body(cls, data)
         regions, pointwise = (load_all(Region, body.pop(name, ())) for name in ("regions", "pointwise"))
+        given = load_all(Given, body.pop("given", ()))
         fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body.items()}
-        return cls(**fields, regions=regions, pointwise=pointwise)
+        return cls(**fields, regions=regions, pointwise=pointwise, given=given)
