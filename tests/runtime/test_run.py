@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 import weakref
 
 import pytest
@@ -151,6 +152,17 @@ def test_a_block_around_a_whole_training_loop_is_exact_under_lossless() -> None:
         for seed in range(4):
             loss = lambda m, s=seed: m(images(seed=s)).square().mean()  # noqa: E731
             assert same(gradients(plain, loss, seed=seed), gradients(treated, loss, seed=seed))
+
+
+def test_a_block_that_holds_backward_too_says_that_the_loss_is_kept_as_it_is() -> None:
+    model, x, target = nn.Linear(64, 64), torch.randn(128, 64), torch.randint(0, 64, (128,))
+    run = sg.apply(model, sg.Quant(bits=4))
+    with pytest.warns(sg.SlimgradWarning, match="End the block where the loss is computed"), run:
+        F.cross_entropy(model(x), target).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        with run:
+            F.cross_entropy(model(x), target).backward()
 
 
 def test_backward_after_remove_still_works() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from slimgrad.rules import Rule
+from slimgrad.codecs import Demand
+from slimgrad.errors import SlimgradWarning
+from slimgrad.rules import At, Rule
 from slimgrad.runtime.frame import Frame, WorkFrame
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.lesson import Lesson, lesson, owners_of
 from slimgrad.runtime.orders import Structure, seal_held, structure
 from slimgrad.runtime.watch import WatchFrame
-from slimgrad.spec import OUTSIDE
+from slimgrad.spec import OUTSIDE, Need
 
 
 class Witness(TorchFunctionMode):
@@ -36,6 +39,20 @@ class Witness(TorchFunctionMode):
         return [tensor.grad_fn for ref in self.seen if (tensor := ref()) is not None]
 
 
+def _speaks_of_outside(rule: Rule) -> bool:
+    """Whether a loss would have something of it."""
+    is_meant = rule.where == "*" or (
+        isinstance(rule.where, At) and any(path == OUTSIDE for path, _, _ in rule.where.keys)
+    )
+    return is_meant and rule.codec.serves(Demand(need=Need.VALUES), torch.float32)
+
+
+TOO_LATE = (
+    "`with run:` held a backward as well, so what was saved outside of the model could not be learnt, and is kept as it "
+    "is. End the block where the loss is computed: `with run: loss = loss_fn(model(x), y)`, and then `loss.backward()`"
+)
+
+
 class Outside:
     """The part of `with run:` that lies outside the model. Learnt when the first block ends, then worked."""
 
@@ -46,6 +63,7 @@ class Outside:
         self._threads = threading.local()
         self._taught: Lesson | None = None
         self._learnt: Structure | None = None
+        self._has_warned = False
 
     @property
     def frame(self) -> Frame | None:
@@ -85,8 +103,13 @@ class Outside:
         if frame is None:
             return
         frame.close()
-        if isinstance(frame, WatchFrame) and not failed and not frame.reader.opened:
+        if not isinstance(frame, WatchFrame) or failed:
+            return
+        if not frame.reader.opened:
             self._learn(frame, witness.roots() if witness is not None else [])
+        elif not self._has_warned and any(map(_speaks_of_outside, self._outside_rules())):
+            self._has_warned = True
+            warnings.warn(TOO_LATE, SlimgradWarning, stacklevel=4)
 
     def _learn(self, frame: WatchFrame, roots: list[Any]) -> None:
         if not frame.records:
