@@ -139,8 +139,8 @@ def test_a_slower_plan_for_more_budget_is_replaced(profile: sg.Profile, monkeypa
     """As if the solver had stopped early at a larger budget."""
     traced = Draft.traced
 
-    def early(draft: Draft, bound: Bound, tolerance: Tolerance) -> Any:
-        plan, events = traced(draft, bound, tolerance)
+    def early(draft: Draft, bound: Bound, tolerance: Tolerance, **how: bool) -> Any:
+        plan, events = traced(draft, bound, tolerance, **how)
         return (replace(plan, seconds=1e3), events) if bound.text == "30MiB" else (plan, events)
 
     monkeypatch.setattr(Draft, "traced", early)

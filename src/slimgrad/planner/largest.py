@@ -77,7 +77,7 @@ def max_batch(
 
     def fits(size: int) -> bool:
         try:
-            return bool(draft(size).plan(bound, tolerance))
+            return bool(draft(size).plan(bound, tolerance, thorough=False))
         except BudgetError:
             return False
 

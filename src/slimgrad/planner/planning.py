@@ -83,11 +83,13 @@ class Draft:
         """Bytes that are there before the step."""
         return self.choices.fixed
 
-    def plan(self, bound: Bound, tolerance: Tolerance) -> Plan:
-        return self.traced(bound, tolerance)[0]
+    def plan(self, bound: Bound, tolerance: Tolerance, *, thorough: bool = True) -> Plan:
+        return self.traced(bound, tolerance, thorough=thorough)[0]
 
-    def traced(self, bound: Bound, tolerance: Tolerance) -> tuple[Plan, tuple[int, ...]]:
-        """The plan, and its bytes at each event, with what is there before the step."""
+    def traced(self, bound: Bound, tolerance: Tolerance, *, thorough: bool = True) -> tuple[Plan, tuple[int, ...]]:
+        """The plan, and its bytes at each event, with what is there before the step. Unless `thorough`, it may be a few
+        per cent slower than the best, where that would take long to find.
+        """
         if bound.peak is not None and self.profile.timeline is None:
             raise BudgetError(
                 "a budget in bytes needs the profile's timeline, and there is none: "
@@ -95,21 +97,22 @@ class Draft:
                 "works all the same"
             )
         problem = self.choices.problem(bound, tolerance)
-        solution = self._without_a_higher_peak(problem) or solve(problem)
+        solution = self._without_a_higher_peak(problem, thorough) or solve(problem, thorough=thorough)
         if solution is None:
             raise self._infeasible(problem, bound)
         solution = evaluate(problem, self.choices.needed(solution.choice))
         events = usage(problem, solution.choice)
         return self._told(solution, bound), tuple(self.fixed + int(size) for size in events)
 
-    def _without_a_higher_peak(self, problem: Problem) -> Solution | None:
+    def _without_a_higher_peak(self, problem: Problem, thorough: bool) -> Solution | None:
         """Where only what is kept is bounded: packing takes room for a moment, which no plan should have above what a
         step takes untouched, if there is one.
         """
         timeline = self.profile.timeline
         if problem.most_peak is not None or timeline is None:
             return None
-        return solve(replace(problem, most_peak=max(timeline.untouched(self.profile), default=0)))
+        lower = replace(problem, most_peak=max(timeline.untouched(self.profile), default=0))
+        return solve(lower, thorough=thorough)
 
     def smallest(self, of: Least, tolerance: Tolerance) -> Plan:
         """The plan that reaches least."""

@@ -190,13 +190,15 @@ class Program:
         cost, scale = self._cost(ask, open_options)
         lower, upper = self._ranges(ask, rows, open_options)
         cost = np.concatenate([cost, np.zeros(len(lower) - len(cost) - 1), [float(ask.cost is None)]])
-        options = {"mip_rel_gap": ask.gap, "node_limit": ask.nodes, "time_limit": max(seconds, 0.01)}
+        # Presolving takes longer than it saves here, and where it comes back with a choice that is a little off, HiGHS
+        # says so on the standard output, whatever it is told.
+        how = {"presolve": False, "mip_rel_gap": ask.gap, "node_limit": ask.nodes, "time_limit": max(seconds, 0.01)}
         found = milp(
             cost,
             integrality=self._integrality(ask, rows),
             bounds=Bounds(lower, upper),
             constraints=self._constraints(ask, rows),
-            options={name: value for name, value in options.items() if value is not None},
+            options={name: value for name, value in how.items() if value is not None},
         )
         if found.x is None and found.status == 2:
             return None

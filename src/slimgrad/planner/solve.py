@@ -46,21 +46,21 @@ NEIGHBOURS = 100
 """Rows that are added together are farther apart than this part of the step."""
 
 
-def solve(problem: Problem, *, seconds_limit: float = 30.0) -> Solution | None:
+def solve(problem: Problem, *, seconds_limit: float = 30.0, thorough: bool = True) -> Solution | None:
     """The fastest choice within all bounds, and of the fastest the one with the least error; None if there is none.
 
     Up to EXACT options it is the best there is. Beyond, its seconds are within 1 % of the best, `bound` says how near
-    it is known to be, and a larger budget makes it slower by no more than that. After `seconds_limit`, what was found
-    is returned, though the best may be farther away; TimeoutError if that is nothing.
+    it is known to be, and a larger budget makes it slower by no more than that. After `seconds_limit`, and at once
+    unless `thorough`, what was found is returned, though the best may be farther away; TimeoutError if that is nothing.
     """
     if not problem.groups:
         alone = evaluate(problem, ())
         return alone if _is_within(problem, alone) else None
-    return Search(problem, seconds_limit).fastest()
+    return Search(problem, seconds_limit, thorough).fastest()
 
 
 def smallest(problem: Problem, of: Literal["peak", "kept"], *, seconds_limit: float = 30.0) -> Solution:
-    """The choice with the smallest peak or the fewest bytes kept, and of those the fastest.
+    """The choice with the smallest peak or the fewest bytes kept, and of those a fast one.
 
     The bounds on peak and on what is kept do not hold here, the others do; ValueError if nothing meets them. Up to
     EXACT options it is the smallest there is; beyond, within 1 % of it.
@@ -71,7 +71,7 @@ def smallest(problem: Problem, of: Literal["peak", "kept"], *, seconds_limit: fl
         raise ValueError("no choice meets the bounds on seconds, error and the link")
     most = replace(free, most_peak=least.peak) if of == "peak" else replace(free, most_kept=least.kept)
     try:
-        return solve(most, seconds_limit=seconds_limit) or least
+        return solve(most, seconds_limit=seconds_limit, thorough=False) or least
     except TimeoutError:
         return least
 
@@ -79,8 +79,9 @@ def smallest(problem: Problem, of: Literal["peak", "kept"], *, seconds_limit: fl
 class Search:
     """The same problem, asked about again and again; rows that were needed once stay."""
 
-    def __init__(self, problem: Problem, seconds_limit: float) -> None:
+    def __init__(self, problem: Problem, seconds_limit: float, thorough: bool = True) -> None:
         self._problem = problem
+        self._thorough = thorough
         self._sheet = Sheet.of(problem)
         self._program = Program(problem, self._sheet)
         self._deadline = time.monotonic() + seconds_limit
@@ -127,7 +128,8 @@ class Search:
             return None
         settled = self._taken(counted.weights)[self._program.deciding]
         found = self._tried(replace(ask, gap=GAP, nodes=self._nodes, fixed=settled))
-        if found is None or found.value > counted.bound + WITHIN * abs(counted.bound):
+        is_near = found is not None and found.value <= counted.bound + WITHIN * abs(counted.bound)
+        if found is None or not (is_near or not self._thorough):
             return self._in_one_go(replace(ask, gap=WITHIN), found, counted.bound)
         return found if not len(settled) else replace(found, bound=counted.bound)
 

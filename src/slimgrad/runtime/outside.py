@@ -48,7 +48,7 @@ def _speaks_of_outside(rule: Rule) -> bool:
 
 
 TOO_LATE = (
-    "`with run:` held a backward as well, so what was saved outside of the model could not be learnt, and is kept as it "
+    "`with run:` held a backward as well, so what was saved outside the model could not be learnt, and is kept as it "
     "is. End the block where the loss is computed: `with run: loss = loss_fn(model(x), y)`, and then `loss.backward()`"
 )
 
