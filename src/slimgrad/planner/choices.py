@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,13 +18,13 @@ from slimgrad.planner.fusing import Fusible, fusibles_of, moments
 from slimgrad.planner.offers import FEWBIT, RECOMPUTE, Desk, Item, Offer, dense_again, items_of, spans_of
 from slimgrad.planner.plan import AGAIN, FUSING
 from slimgrad.planner.problem import Option, Problem, Span
-from slimgrad.planner.regions import is_in, regions_of
+from slimgrad.planner.regions import regions_of
+from slimgrad.planner.running import Running
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.runtime.derivations import MOST_RERUNS
 from slimgrad.runtime.orders import least_bytes
 from slimgrad.spec import OUTSIDE, Need, Profile
 from slimgrad.spec.budgets import as_bytes
-from slimgrad.spec.timeline import Region
 
 Link = tuple[int, frozenset[int]]
 """(group, options of it), as Option.needs."""
@@ -48,7 +48,7 @@ class Choices:
     costs: Costs
     items: tuple[Item, ...]
     offers: tuple[tuple[Offer, ...], ...]
-    regions: tuple[Region, ...]
+    running: Running
     fusibles: tuple[Fusible, ...]
     reserved: int
     least: int
@@ -68,11 +68,11 @@ class Choices:
         least = least_bytes(torch.device(profile.device), min_bytes)
         desk = Desk(profile, names)
         items = tuple(items_of(profile, least, outside=outside))
-        regions = regions_of(profile) if RECOMPUTE in names else ()
+        running = Running(profile, items, regions_of(profile) if RECOMPUTE in names else ())
         fusibles = fusibles_of(profile, items, least) if FEWBIT in names else ()
         offers = tuple(tuple(desk.offers(item)) for item in items)
         costs, reserved = Costs(profile, calibration, sensitivity), as_bytes(reserve)
-        return cls(profile, costs, items, _without_codes(offers, fusibles), regions, fusibles, reserved, least)
+        return cls(profile, costs, items, _without_codes(offers, fusibles), running, fusibles, reserved, least)
 
     @property
     def fixed(self) -> int:
@@ -116,25 +116,11 @@ class Choices:
         return {site: item.number for item in self.items for site in item.sites}
 
     @cached_property
-    def _inside(self) -> dict[int, int]:
-        """Item -> the region that makes all of it."""
-        return {item.number: place for item in self.items for place in self._makers(item)}
-
-    def _makers(self, item: Item) -> list[int]:
-        return [place for place in range(len(self.regions)) if self._makes(place, item.storages, item.sites)]
-
-    def _makes(self, place: int, storages: Iterable[int], sites: Iterable[int]) -> bool:
-        """Whether these are made in a region, and saved nowhere else."""
-        timeline, region = self.profile.timeline, self.regions[place]
-        inside = all(is_in(self.profile.sites[site].path, region.path) for site in sites)
-        return inside and timeline is not None and all(timeline.born[number] >= region.start for number in storages)
-
-    @cached_property
     def groups(self) -> tuple[tuple[Option, ...], ...]:
         items = [self._options(item) for item in self.items]
-        regions = [self._region_options(place) for place in range(len(self.regions))]
+        regions = [self._region_options(place) for place in range(len(self.running.regions))]
         fused = [self._fusible_options(fusible) for fusible in self.fusibles]
-        given = [self._given_options(number) for number in self._unsaved]
+        given = [self._given_options(number) for number in self.running.unsaved]
         waits = self._waits(math.fsum(max((option.link for option in group), default=0.0) for group in items))
         return (*items, *regions, *fused, *given, *waits)
 
@@ -147,7 +133,7 @@ class Choices:
 
     def _options(self, item: Item) -> tuple[Option, ...]:
         """Its offers, in their order, then those of `beyond`."""
-        region, fusible = self._inside.get(item.number), self._fusing.get(item.number)
+        region, fusible = self.running.inside.get(item.number), self._fusing.get(item.number)
         needs = [] if region is None else [self._runs(region, again=False)]
         needs += [] if fusible is None else [self._is_fused(fusible, fused=False)]
         options = [self._option(item, offer, tuple(needs)) for offer in self.offers[item.number]]
@@ -156,18 +142,18 @@ class Choices:
 
     def beyond(self, item: Item) -> list[str]:
         """What becomes of an item by what is done to the module around it: the options after its offers."""
-        words = ((AGAIN, self._inside), (FUSING, self._fusing))
+        words = ((AGAIN, self.running.inside), (FUSING, self._fusing))
         return [word for word, around in words if item.number in around]
 
     def _runs(self, region: int, *, again: bool) -> Link:
         return len(self.items) + region, frozenset([int(again)])
 
     def _is_fused(self, fusible: int, *, fused: bool) -> Link:
-        return len(self.items) + len(self.regions) + fusible, frozenset([int(fused)])
+        return len(self.items) + len(self.running.regions) + fusible, frozenset([int(fused)])
 
     def _option(self, item: Item, offer: Offer, needs: tuple[Link, ...]) -> Option:
         if offer.derived:  # of a region's input its own node knows no maker where it is saved for another run
-            needs = (*needs, *(self._runs(region, again=False) for region in self.given_to(item)))
+            needs = (*needs, *(self._runs(region, again=False) for region in self.running.given_to(item)))
             needs = (*needs, *(self._is_fused(fusible, fused=False) for fusible in self._makers_fused(offer)))
         kept = offer.held if offer.codecs else self.bytes_of(item)
         spans = [] if self.profile.timeline is None else self._spans(item, offer)
@@ -275,7 +261,7 @@ class Choices:
         assert timeline is not None
         start, stop = min(call.start for call in fusible.calls), max(map(timeline.end, fusible.sites))
         while_it_runs = moments(self.profile, self.items, fusible, costs.calibration.fused)
-        around = {self._inside[item] for item in fusible.items if item in self._inside}
+        around = {self.running.inside[item] for item in fusible.items if item in self.running.inside}
         fused = Option(
             seconds=costs.fused_seconds(fusible) - costs.unfused_seconds(fusible),
             error=costs.fused_error(fusible),
@@ -291,114 +277,56 @@ class Choices:
         """Nothing is kept, and all is there again from where backward enters the region."""
         timeline = self.profile.timeline
         assert timeline is not None
-        start = self._entered(region)
+        start = self.running.entered(region)
         storages = [self.profile.storages[number] for number in item.storages]
         spans = [Span(start, max(map(timeline.end, storage.savers)), storage.bytes) for storage in storages]
         spans += dense_again(self.profile, item)
         needs = (self._runs(region, again=True),)
         return Option(0.0, 0.0, 0, tuple(span for span in spans if span.start < span.stop), needs)
 
-    def given_to(self, item: Item) -> list[int]:
-        """The regions that are given it, and save it."""
-        timeline, sites = self.profile.timeline, self.profile.sites
-        if timeline is None:
-            return []
-        return [
-            place
-            for place, region in enumerate(self.regions)
-            if any(is_in(sites[site].path, region.path) for site in item.sites)
-            and any(timeline.born[number] < region.start for number in item.storages)
-        ]
-
-    def _entered(self, region: int) -> int:
-        """The event at which backward first reads what the region saved, which is when it runs again."""
-        timeline, path = self.profile.timeline, self.regions[region].path
-        assert timeline is not None
-        reads = [
-            read
-            for number, site in enumerate(self.profile.sites)
-            if is_in(site.path, path) and (read := timeline.read[number]) is not None
-        ]
-        return min(reads, default=timeline.backward)
-
     def _region_options(self, place: int) -> tuple[Option, ...]:
-        region, timeline = self.regions[place], self.profile.timeline
+        region, timeline = self.running.regions[place], self.profile.timeline
         assert timeline is not None
-        start = self._entered(place)
-        moment = Span(start, start + 1, self._above_saved(place))
-        first = len(self.items) + len(self.regions) + len(self.fusibles)
-        held = [n for n, number in enumerate(self._unsaved) if number in region.given]
-        needs = tuple((first + n, frozenset([1])) for n in held)
-        small = self._small_in(place)
+        start = self.running.entered(place)
+        moment = Span(start, start + 1, self.running.above_saved(place))
+        needs = tuple((self._group_of_given(number), frozenset([1])) for number in self.running.unsaved_in[place])
+        small = self.running.small_in(place)
         gone = [Span(timeline.freed[number], start, -self.profile.storages[number].bytes) for number in small]
         spans = [span for span in (moment, *gone) if span.bytes and span.start < span.stop]
         kept = -sum(self.profile.storages[number].bytes for number in small)
         return Option(0.0, 0.0, 0), Option(self.costs.region_seconds(region), 0.0, kept, tuple(spans), needs)
 
-    def _small_in(self, place: int) -> list[int]:
-        """Storages that are nobody's item, because they are small, and that a region makes: they go with it."""
-        decided = {number for item in self.items for number in item.storages}
-        return [
-            number
-            for number, storage in enumerate(self.profile.storages)
-            if storage.counted and number not in decided and self._makes(place, [number], storage.savers)
-        ]
-
-    @cached_property
-    def _unsaved(self) -> list[int]:
-        """What regions are given that no item stands for: whoever runs one again holds it as it is."""
-        timeline = self.profile.timeline
-        given = {number for region in self.regions for number in region.given}
-        items = {number for item in self.items if self.given_to(item) for number in item.storages}
-        return [] if timeline is None else sorted(n for n in given if timeline.given[n].storage not in items)
-
     def _given_options(self, number: int) -> tuple[Option, ...]:
         timeline = self.profile.timeline
         assert timeline is not None
         given = timeline.given[number]
-        stop = max(self._left(place) for place, region in enumerate(self.regions) if number in region.given)
+        stop = max(self.running.left(place) for place, held in enumerate(self.running.unsaved_in) if number in held)
         span = Span(given.freed, stop, given.bytes)
         return Option(0.0, 0.0, 0), Option(0.0, 0.0, given.bytes, (span,) if span.start < span.stop else ())
 
-    def _left(self, region: int) -> int:
-        """The event from which on backward needs nothing of a region."""
-        timeline, path = self.profile.timeline, self.regions[region].path
-        assert timeline is not None
-        return max(timeline.end(number) for number, site in enumerate(self.profile.sites) if is_in(site.path, path))
-
-    def _above_saved(self, place: int) -> int:
-        """By how much a region's forward, while it saves, is above all that it has saved in the end."""
-        region, timeline = self.regions[place], self.profile.timeline
-        assert timeline is not None
-        inside = [n for i, p in self._inside.items() if p == place for n in self.items[i].storages]
-        sizes = {number: self.profile.storages[number].bytes for number in inside}
-        before = timeline.floor[region.start - 1] if region.start else 0
-        most = max(
-            timeline.floor[event] - before + sum(size for n, size in sizes.items() if timeline.freed[n] <= event)
-            for event in range(region.start, region.stop)
-        )
-        return max(0, most - sum(sizes.values()))
+    def _group_of_given(self, number: int) -> int:
+        modules = len(self.running.regions) + len(self.fusibles)
+        return len(self.items) + modules + self.running.unsaved.index(number)
 
     def ones(self, choice: Sequence[int]) -> tuple[list[int], list[int]]:
         """The regions that run again, and the modules that a fused op computes."""
         beyond = choice[len(self.items) :]
-        again, fused = beyond[: len(self.regions)], beyond[len(self.regions) :][: len(self.fusibles)]
+        again, fused = beyond[: len(self.running.regions)], beyond[len(self.running.regions) :][: len(self.fusibles)]
         return [place for place, one in enumerate(again) if one], [place for place, one in enumerate(fused) if one]
 
     def needed(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The same, but nothing is held for regions that do not run again; which costs no time, so that it may be."""
-        given = {number for place in self.ones(choice)[0] for number in self.regions[place].given}
-        first = len(self.items) + len(self.regions) + len(self.fusibles)
-        held = {first + place: int(number in given) for place, number in enumerate(self._unsaved)}
+        given = {number for place in self.ones(choice)[0] for number in self.running.unsaved_in[place]}
+        held = {self._group_of_given(number): int(number in given) for number in self.running.unsaved}
         return tuple(held.get(group, number) for group, number in enumerate(choice))
 
     def held(self, choice: Sequence[int]) -> list[tuple[str, int]]:
         """(the first region that is given it, bytes) of what is held for regions alone."""
         timeline, found = self.profile.timeline, dict[int, tuple[str, int]]()
-        for region in (self.regions[place] for place in self.ones(choice)[0]):
-            for number in region.given:
-                if timeline is not None and number in self._unsaved:
-                    found.setdefault(number, (region.path, timeline.given[number].bytes))
+        for place in self.ones(choice)[0]:
+            for number in self.running.unsaved_in[place]:
+                assert timeline is not None
+                found.setdefault(number, (self.running.regions[place].path, timeline.given[number].bytes))
         return list(found.values())
 
     def problem(self, bound: Bound, tolerance: Tolerance) -> Problem:

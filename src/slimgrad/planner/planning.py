@@ -160,7 +160,7 @@ class Draft:
             device=str(profile.meta.get("device", "")),
             budget=bound.text,
             actions=tuple(sorted(actions, key=lambda action: -action.before)),
-            recompute=tuple(choices.regions[place].path for place in again),
+            recompute=tuple(choices.running.regions[place].path for place in again),
             fused=tuple((choices.fusibles[place].path, wording((FUSED,))) for place in fused),
             boundaries=tuple(found for place in again for found in self._boundary(place, solution)),
             kept_before=profile.kept_bytes,
@@ -176,11 +176,11 @@ class Draft:
 
     def _boundary(self, place: int, solution: Solution) -> list[tuple[str, str]]:
         """What becomes of the largest tensor that a module which runs again is given."""
-        given = [item for item in self.choices.items if place in self.choices.given_to(item)]
+        given = [item for item in self.choices.items if place in self.choices.running.given_to(item)]
         if not given:
             return []
         lead = max(given, key=self.choices.bytes_of)
-        return [(self.choices.regions[place].path, self._action(lead, solution.choice[lead.number]).what)]
+        return [(self.choices.running.regions[place].path, self._action(lead, solution.choice[lead.number]).what)]
 
     def _action(self, item: Item, choice: int) -> Action:
         sites = [self.profile.sites[number] for number in item.sites]
