@@ -261,3 +261,16 @@ def test_a_cache_that_somebody_will_read_is_filled() -> None:
     for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
         assert torch.equal(one.grad, two.grad)
     run.remove()
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_the_report_counts_what_modules_that_run_again_would_have_kept(model: Stack, x: Tensor, taught: bool) -> None:
+    untouched = sg.profile(model, x).kept_bytes
+    run = sg.apply(model, "blocks.*: recompute(); lossless()", batch=x if taught else None)
+    for _ in range(2):
+        step(model, x)
+        report = run.report()
+        assert (report.kept_before == untouched) is taught and report.kept_after < untouched / 4
+        told = "4 modules run again in backward (blocks.0, blocks.1, blocks.2, …)"
+        (note,) = [note for note in report.notes if note.startswith(told)]
+        assert ("is not known" in note) is not taught

@@ -106,4 +106,4 @@ def test_a_long_report_stops_after_twenty_sites(report: Report) -> None:
 
 
 def test_a_report_on_no_treated_site_says_so(report: Report) -> None:
-    assert "No site was treated." in str(replace(report, sites=()))
+    assert "No site was packed." in str(replace(report, sites=()))

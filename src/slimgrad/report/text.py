@@ -166,7 +166,7 @@ def report_headline(report: Report) -> str:
 
 def sites_table(report: Report) -> str:
     if not report.sites:
-        return "No site was treated."
+        return "No site was packed."
     rows = site_rows(report.sites)
     shown = rows[:TOP_SITES]
     table = plain_table("saved", "was", "now", "promised", "site", "codec", right=("saved", "was", "now", "promised"))

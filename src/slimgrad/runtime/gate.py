@@ -28,6 +28,7 @@ from slimgrad.runtime.outside import Outside
 from slimgrad.runtime.recomputed import Recomputing
 from slimgrad.runtime.stages import Stages
 from slimgrad.runtime.swaps import Stock, Swaps
+from slimgrad.runtime.untouched import untouched_bytes
 from slimgrad.runtime.watch import WatchFrame, watched
 
 _hooks_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
@@ -53,6 +54,8 @@ class Gate:
         self.lessons: dict[Any, int] = {}
         self.audits: dict[Any, Audit] = {}
         self.last: Audit | None = None
+        self.untouched: dict[Any, int | None] = {}
+        """Bytes without anything of ours, where modules run again and a batch was taught; None where it cannot run."""
         self.notes: dict[str, None] = {}
         self.outside = Outside(model, self.rules, min_bytes)
         self._parameters = tuple(model.parameters())
@@ -220,7 +223,10 @@ class Gate:
             self._note_refuted(frame.refuted)
             self.structures[opening.key] = self._decided(self.taught[opening.key], is_stock=known.is_stock)
         self._hook_borders(known.borders)
-        audit = Audit(frame, known, opening.owners, opening.allocated, self._fused(opening.key, frame))
+        before, fused = self.untouched.get(opening.audit_key), self._fused(opening.key, frame)
+        audit = Audit(
+            frame, known, opening.owners, opening.allocated, fused, again=self.recomputing.paths, before=before
+        )
         self.audits[opening.audit_key] = self.last = audit
 
     def _fused(self, key: Any, frame: WatchFrame) -> list[Fused]:
@@ -303,7 +309,11 @@ class Gate:
 
     def learn_ahead(self, arguments: Arguments) -> None:
         """Learn the sites from a forward on fake tensors, so that even the first real forward packs as it goes."""
-        key = self._signature(tuple(tensors_in(arguments, depth=3)))
+        tensors = tuple(tensors_in(arguments, depth=3))
+        key = self._signature(tensors)
+        if self.recomputing.paths:
+            self.recomputing.take_out()
+            self.untouched[key, shapes_of(tensors)] = untouched_bytes(self.model, arguments, self.modules)
         self.recomputing.put_in()
         try:
             self._learn_all_on_fakes(key, arguments)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from slimgrad.report.human import human_bytes
+from slimgrad.report.human import human_bytes, plural
 from slimgrad.runtime.lesson import Owners, is_parameter
 from slimgrad.runtime.orders import Structure
 from slimgrad.runtime.swaps import Stock, Swap
@@ -65,9 +65,15 @@ class Audit:
         owners: Owners,
         allocated: int | None,
         fused: Sequence[Fused] = (),
+        again: Sequence[str] = (),
+        before: int | None = None,
     ) -> None:
         self.structure = structure
         self.fused = tuple(fused)
+        self.again = tuple(again)
+        """The modules that run again."""
+        self.before = before
+        """What would have been held, where that is not seen."""
         self.not_counted = {*owners.storages, *(r.storage_id for r in frame.records if is_parameter(r))}
         self.allocated_before = allocated
         self.allocated: int | None = None
@@ -109,8 +115,9 @@ class Audit:
         packed = {entry.packed: entry for entry in self.entries if entry.order is not None}
         stays = sum(entry.storage_bytes for key, entry in counted.items() if key in kept)
         elsewhere = sum(entry.storage_bytes for key, entry in counted.items() if key in self.held_elsewhere)
+        seen = sum(entry.storage_bytes for entry in counted.values()) - codes + alone
         return Report(
-            kept_before=sum(entry.storage_bytes for entry in counted.values()) - codes + alone,
+            kept_before=seen if self.before is None else self.before,
             kept_after=stays + elsewhere + sum(entry.after for entry in packed.values()),
             promised=stays - codes + self._promised(packed.values()),
             sites=self._site_reports(),
@@ -170,6 +177,10 @@ class Audit:
         }
 
     def _notes(self) -> Iterator[str]:
+        if self.again:
+            known = "" if self.before is not None else "; what they would have kept is not known, and not counted"
+            paths = ", ".join(self.again[:3]) + (", …" if len(self.again) > 3 else "")
+            yield f"{plural(len(self.again), 'module')} run again in backward ({paths}){known}"
         if self.structure.is_stock:
             yield (
                 "modules still ran their own forward, to see what they keep; from the next forward on, fused ops that "
