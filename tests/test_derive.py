@@ -303,3 +303,36 @@ def test_memory_is_let_go_without_the_garbage_collector(
 def test_derive_by_itself_keeps_a_copy(x: Tensor) -> None:
     packed = sg.Derive().pack(x)
     assert torch.equal(sg.Derive().unpack(packed), x) and packed.nbytes == x.nbytes
+
+
+class NormalizedWeights(nn.Conv2d):
+    """A convolution that normalizes its weights, as NFNets do: its bias is its own, not that of the norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(rows, None, None, training=True).reshape_as(self.weight)
+        return self._conv_forward(x, weight, self.bias)
+
+
+class NormalizedOutput(nn.Conv2d):
+    """The same of what it makes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(F.group_norm(super().forward(x), 4)) * 1.5
+
+
+@pytest.mark.parametrize("kind", [NormalizedWeights, NormalizedOutput])
+def test_a_bias_that_is_zero_at_first_and_not_the_norms_is_not_taken_for_it(kind: type[nn.Conv2d]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(kind(3, 16, 3), nn.GELU(), kind(16, 16, 3), nn.GELU(), nn.Flatten(), nn.Linear(16 * 144, 4))
+    for module in plain[:3:2]:
+        nn.init.zeros_(module.bias)
+    treated, x = copy.deepcopy(plain), torch.randn(4, 3, 16, 16)
+    sg.apply(treated, sg.Derive(), min_bytes=64)
+    for _ in range(3):
+        for model in (plain, treated):
+            model.zero_grad()
+            model(x).square().mean().backward()
+            torch.optim.SGD(model.parameters(), lr=0.02).step()
+        for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)
