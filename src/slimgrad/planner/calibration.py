@@ -16,7 +16,6 @@ from slimgrad.kernels.codes import code_bytes
 from slimgrad.ops import fewbit_function
 from slimgrad.profiler.meter import measured_step
 from slimgrad.spec import Need, Value
-from slimgrad.spec.values import checked_body
 from slimgrad.tables.store import remembered
 
 Progress = Callable[[int, int, str], None]
@@ -84,11 +83,6 @@ class Calibration(Value):
         """Of one op, by what limits it."""
         speed = self.flops.get(dtype) or self.flops["float32"]
         return max(self.launch, flops / speed, moved / self.copy)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
-        body = checked_body(cls, data)
-        return cls(**{**body, "rates": {key: Rate.from_dict(rate) for key, rate in body["rates"].items()}})
 
 
 def rate_key(codec: Codec, need: Need) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from slimgrad.errors import BudgetError, SpecError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
@@ -22,7 +21,6 @@ from slimgrad.report.frontier_page import frontier_page
 from slimgrad.report.human import path_name, plural
 from slimgrad.spec import Need, Profile, Site, Storage, Value
 from slimgrad.spec.budgets import bytes_of
-from slimgrad.spec.values import checked_body, load_all, tuples
 
 BUDGETS = 16
 """How many are swept if none are given."""
@@ -60,10 +58,6 @@ class Block(Value):
     key: Key | None = None
     """Site.key of that one; None for what no plan decides about."""
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Block:
-        return cls(**{name: tuples(item) for name, item in checked_body(cls, data).items()})
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Frontier(Value):
@@ -96,6 +90,8 @@ class Frontier(Value):
     """Budgets that no plan meets."""
 
     def __post_init__(self) -> None:
+        if not self.plans:
+            raise SpecError("Frontier: expected plans, found none")
         if not len(self.plans) == len(self.budgets) == len(self.timelines):
             found = f"{len(self.plans)} plans, {len(self.budgets)} budgets, {len(self.timelines)} timelines"
             raise SpecError(f"Frontier: expected a budget and a timeline for each plan, found {found}")
@@ -124,15 +120,6 @@ class Frontier(Value):
 
     def __str__(self) -> str:
         return self.table()
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Frontier:
-        body = checked_body(cls, data)
-        plans, blocks = load_all(Plan, body.pop("plans", ())), load_all(Block, body.pop("blocks", ()))
-        try:
-            return cls(**{name: tuples(item) for name, item in body.items()}, plans=plans, blocks=blocks)
-        except TypeError as error:
-            raise SpecError(f"Frontier: {error}") from error
 
 
 def frontier(

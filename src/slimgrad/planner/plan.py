@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from torch import nn
 
@@ -14,7 +13,6 @@ from slimgrad.report import plans
 from slimgrad.rules import At, Recipe, Rule, Rules
 from slimgrad.rules.wording import clauses
 from slimgrad.spec import Value
-from slimgrad.spec.values import checked_body, load_all
 
 KEEP = "keep"
 AGAIN, FUSING = "recompute", "fused"
@@ -43,18 +41,11 @@ class Action(Value):
     """What it adds to the squared relative error of the gradient."""
 
     def __post_init__(self) -> None:
-        self.codecs  # noqa: B018 - a text that cannot be read is refused here
+        codecs_of(self.what)  # a text that cannot be read is refused here
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        if self.what in (KEEP, AGAIN, FUSING):
-            return ()
-        return tuple(codec for _, codec in clauses(self.what))
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Action:
-        body = checked_body(cls, data)
-        return cls(**{**body, "keys": tuple((path, call, index) for path, call, index in body["keys"])})
+        return codecs_of(self.what)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -88,6 +79,12 @@ class Plan(Recipe):
     """The relative error of the gradient that is expected: 0 where everything is exact."""
     least: int = 0
     """Storages with fewer bytes are left alone."""
+
+    def __post_init__(self) -> None:
+        if self.least < 0:
+            raise SpecError(f"Plan: least must be a number of bytes, 0 or more; found {self.least}")
+        for _, what in (*self.fused, *self.boundaries):
+            codecs_of(what)  # a text that cannot be read is refused here
 
     @property
     def slowdown(self) -> float:
@@ -130,20 +127,15 @@ class Plan(Recipe):
     def __str__(self) -> str:
         return self.table()
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        body = checked_body(cls, data)
-        unknown = body.keys() - {field.name for field in fields(cls)}
-        if unknown or "actions" not in body:
-            raise SpecError(f"Plan: expected the fields of a plan; found {', '.join(sorted(unknown)) or 'no actions'}")
-        body["actions"] = load_all(Action, body["actions"])
-        body["recompute"] = tuple(body.get("recompute", ()))
-        for name in ("fused", "boundaries"):
-            body[name] = tuple((path, what) for path, what in body.get(name, ()))
-        try:
-            return cls(**body)
-        except TypeError as error:
-            raise SpecError(f"Plan: {error}") from error
+
+def codecs_of(what: str) -> tuple[Codec, ...]:
+    """The codecs of a text; none for what is kept, or is not there to be kept."""
+    found = [] if what in (KEEP, AGAIN, FUSING) else clauses(what)
+    if any(place != "*" for place, _ in found):
+        raise SpecError(
+            f"expected codecs alone, as 'quant(bits=4); lossless()', for the plan says where; found {what!r}"
+        )
+    return tuple(codec for _, codec in found)
 
 
 MOST_INPUTS = 8

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slimgrad.spec.values import Value, checked_body, load_all
+from slimgrad.spec.values import Value
 
 if TYPE_CHECKING:
     from slimgrad.spec.profile import Profile
@@ -82,10 +81,3 @@ class Timeline(Value):
         """The event from which on a site holds nothing."""
         done = self.done[site]
         return len(self.floor) if done is None else done
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
-        body = checked_body(cls, data)
-        regions, pointwise = (load_all(Region, body.pop(name, ())) for name in ("regions", "pointwise"))
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body.items()}
-        return cls(**fields, regions=regions, pointwise=pointwise)
