@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from slimgrad.cli.profile import RETURNS, Autocast, checked_device, made_by, moved, precision
-from slimgrad.errors import SpecError
 
 if TYPE_CHECKING:
     from slimgrad.planner.calibration import Progress
@@ -103,26 +101,21 @@ def checked_budget(text: str) -> str | float:
         budget: str | float = float(text)
     except ValueError:
         budget = text
-    if isinstance(budget, float) and not math.isfinite(budget):
-        raise SpecError(f"--budget expects bytes such as 12GiB, or a ratio such as 4x, found {text!r}")
     bound_of(budget, 1)
     return budget
 
 
-def checked_names(text: str | None) -> str | tuple[str, ...] | None:
+def checked_names(text: str | None) -> tuple[str, ...] | None:
     from slimgrad.planner.offers import allowed
 
-    if text is None or text.strip() == "exact":
-        return text and "exact"
-    names = tuple(name.strip() for name in text.split(","))
-    allowed(names)
-    return names
+    return None if text is None else allowed([name.strip() for name in text.split(",") if name.strip()])
 
 
 def checked_bytes(text: str) -> int:
-    from slimgrad.spec.budgets import bytes_of
+    """With a unit, or plain digits as for a budget."""
+    from slimgrad.spec.budgets import as_bytes
 
-    return bytes_of(text)
+    return as_bytes(int(text) if text.strip().isdecimal() else text, "--reserve")
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from slimgrad.errors import BudgetError, SpecError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
-from slimgrad.planner.offers import allowed
 from slimgrad.planner.plan import Key, Plan
 from slimgrad.planner.planning import Draft, device_of
 from slimgrad.planner.sensitivity import Sensitivity
+from slimgrad.planner.settings import Settings, check_kind
 from slimgrad.report import frontiers
 from slimgrad.report.frontier_page import frontier_page
 from slimgrad.report.human import path_name, plural
@@ -143,16 +143,23 @@ def frontier(
     left out, so that each plan is faster than the next. The rest is as in `plan`.
     """
     tell: Progress = progress or (lambda *_: None)
-    tolerance, names = Tolerance.of(None, max_error), allowed(allow)
-    speeds = calibration or calibrate(device_of(profile), progress=tell)
-    draft = Draft(Choices.of(profile, names, speeds, reserve, min_bytes, sensitivity))
-    tell(0, BUDGETS, "the smallest budget")
+    check_kind("profile", profile, Profile)
+    tolerance, given = Tolerance.of(None, max_error), Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
     more = [] if also is None else [bound_of(also, profile.kept_bytes)]
+    asked = None if budgets is None else checked([*bounds_of(budgets, profile.kept_bytes), *more])
+    speeds = calibration or calibrate(device_of(profile), progress=tell)
+    draft = Draft(Choices.of(profile, given.names, speeds, given.reserve, given.min_bytes, sensitivity))
+    tell(0, BUDGETS, "the smallest budget")
     of_kept = profile.timeline is None or any(bound.kept is not None for bound in more)
-    given = None if budgets is None else [bound_of(budget, profile.kept_bytes) for budget in budgets]
-    bounds = [*(spread(draft, tolerance, of_kept) if given is None else given), *more]
+    bounds = [*spread(draft, tolerance, of_kept), *more] if asked is None else asked
     points, unmet = sweep(draft, checked(bounds), tolerance, tell)
     return _told(draft, points, unmet, "peak" if bounds[0].kept is None else "kept")
+
+
+def bounds_of(budgets: Iterable[Budget], kept_before: int) -> list[Bound]:
+    if isinstance(budgets, str) or not isinstance(budgets, Iterable):
+        raise SpecError(f"frontier: expected a list of budgets, such as ['12GiB', '8GiB'] or ['2x']; found {budgets!r}")
+    return [bound_of(budget, kept_before) for budget in budgets]
 
 
 def checked(bounds: Sequence[Bound]) -> Sequence[Bound]:

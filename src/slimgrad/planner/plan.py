@@ -119,6 +119,8 @@ class Plan(Recipe):
 
     def diff(self, other: Plan) -> str:
         """What differs in another plan for the same model, action by action."""
+        if not isinstance(other, Plan):
+            raise SpecError(f"diff: expected another plan, found {type(other).__name__}")
         return plans.difference(self, other)
 
     def table(self, *, limit: int | None = 20) -> str:

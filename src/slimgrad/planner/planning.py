@@ -14,10 +14,11 @@ from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
 from slimgrad.planner.fusing import FUSED
-from slimgrad.planner.offers import Item, allowed
+from slimgrad.planner.offers import Item
 from slimgrad.planner.plan import FUSING, Action, Plan, wording
 from slimgrad.planner.problem import Problem, Solution
 from slimgrad.planner.sensitivity import Sensitivity, lead_of
+from slimgrad.planner.settings import Settings, check_kind
 from slimgrad.planner.solve import smallest, solve, usage
 from slimgrad.report.human import human_bytes
 from slimgrad.spec import Profile
@@ -50,10 +51,12 @@ def plan(
     such as "derive" and "quant". What codecs do to gradients is taken from `sensitivity`, if that was measured. Without
     a `calibration`, this device is measured once; it takes seconds and is remembered.
     """
+    check_kind("profile", profile, Profile)
     bound, tolerance = bound_of(budget, profile.kept_bytes), Tolerance.of(max_slowdown, max_error)
-    names = allowed(allow)
+    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
     speeds = calibration or calibrate(device_of(profile), progress=progress)
-    return Draft(Choices.of(profile, names, speeds, reserve, min_bytes, sensitivity)).plan(bound, tolerance)
+    choices = Choices.of(profile, given.names, speeds, given.reserve, given.min_bytes, sensitivity)
+    return Draft(choices).plan(bound, tolerance)
 
 
 def device_of(profile: Profile) -> torch.device:
