@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
 from torch import nn
 
 from slimgrad.codecs import Codec, Keep, Lossless, Recompute
-from slimgrad.errors import SpecError
+from slimgrad.errors import RuleError, SpecError
 from slimgrad.report import plans
-from slimgrad.rules import At, Recipe, Rule, Rules
+from slimgrad.rules import At, Recipe, Rule, Rules, path_matches
 from slimgrad.rules.wording import clauses
-from slimgrad.spec import Value
+from slimgrad.spec import OUTSIDE, Value
 
 KEEP = "keep"
 AGAIN, FUSING = "recompute", "fused"
@@ -111,7 +111,24 @@ class Plan(Recipe):
         return (*found, Rule("*", Lossless()))
 
     def stages(self, model: nn.Module) -> Mapping[int, Rules]:
+        self._check_made_for(model)
         return {0: self.rules}
+
+    def _check_made_for(self, model: nn.Module) -> None:
+        """Sites that are not there would be left alone without a word."""
+        known = {OUTSIDE, *(path for path, _ in model.named_modules())}
+        for path in self._paths():
+            if path not in known and not any(path_matches(there, path) for there in known):
+                raise RuleError(
+                    f"this plan was made for {self.model}, and is not for this {type(model).__name__}, which has no "
+                    f"module {path!r}; make one with sg.plan(sg.profile(model, batch), budget)"
+                )
+
+    def _paths(self) -> Iterator[str]:
+        """Of the modules that it names, each once."""
+        sites = (path for action in self.actions for path, _, _ in action.keys)
+        around = (path for path, _ in (*self.fused, *self.boundaries))
+        return iter(dict.fromkeys((*self.recompute, *around, *sites)))
 
     def explain(self, *, limit: int = 12) -> str:
         """Sentences on why each big site got its action."""
