@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from slimgrad.cli.files import check_targets, write
 from slimgrad.cli.profile import RETURNS, Autocast, checked_device, made_by, moved, precision
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def plan(
 
     asked, names, reserved = checked_budget(budget), checked_names(allow), checked_bytes(reserve)
     checked_device(device)
+    check_targets(json=json, html=html)
     model, batch, loss_fn = made_by(factory)
     if device and not fake:
         model, batch = moved(model, device), moved(batch, device)
@@ -86,8 +88,7 @@ def plan(
         swept = sg.frontier(profile, also=asked, **settings) if html else None
     typer.echo(found.explain(limit=limit) if explain else found.table(limit=limit))
     if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        json.write_text(found.to_json() + "\n", encoding="utf-8")
+        write(json, found.to_json())
         typer.echo(f"wrote {json}")
     if html is not None and swept is not None:
         typer.echo(f"wrote {swept.save(html, chosen=swept.within(asked))}")
