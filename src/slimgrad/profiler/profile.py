@@ -67,7 +67,7 @@ def _told_of_fakes(model: nn.Module) -> Iterator[None]:
         if isinstance(error, SlimgradError):
             raise
         raise UnsupportedModelError(
-            f"{type(model).__name__} failed on fake tensors: {error}. If a real step fails too, it is the model, the "
+            f"{type(model).__name__} failed on fake tensors ({error}). If a real step fails too, it is the model, the "
             "batch or the loss; if not, profile it with fake=False"
         ) from error
 
