@@ -36,6 +36,31 @@ def test_every_gradient_of_the_zoo_is_bit_equal_under_derive(
     assert not [note for note in report.notes if "differently" in note]
 
 
+class Dropped(nn.Module):
+    """A dropout by its own op, whatever its probability."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.first, self.last, self.p = nn.Linear(64, 64), nn.Linear(64, 64), p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.native_dropout(F.gelu(self.first(x)), self.p, True)[0])
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_a_dropout_of_any_probability_leaves_gradients_as_they_were(p: float) -> None:
+    plain = Dropped(p)
+    treated = copy.deepcopy(plain)
+    sg.apply(treated, sg.Derive(), min_bytes=SMALL)
+    x = torch.randn(64, 64)
+    for seed in range(3):
+        for model in (plain, treated):
+            model.zero_grad()
+            torch.manual_seed(seed)
+            model(x).sum().backward()
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), treated.parameters(), strict=True))
+
+
 LEAST_SAVED = {"resnet": 0.2, "hf-vit": 0.25, "hf-llama": 0.25, "hf-bert": 0.15, "hf-resnet": 0.25}
 
 

@@ -47,4 +47,4 @@ def test_what_does_not_fit_is_one_line_and_exit_code_2() -> None:
 
 def test_a_wrong_budget_is_said_before_anything_runs() -> None:
     result = ran("--budget", "12 parsecs")
-    assert result.exit_code == 2 and "expected bytes" in result.output
+    assert result.exit_code == 2 and "budget: expected bytes" in result.output

@@ -33,5 +33,10 @@ def test_the_command_line_starts_without_what_only_a_command_needs() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_package_itself_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "slimgrad", "--help"], capture_output=True, text=True, check=True)
+    assert "Usage: slimgrad " in done.stdout and "profile" in done.stdout
+
+
 def test_an_unknown_command_is_an_error_with_code_two() -> None:
     assert CliRunner().invoke(app, ["dance"]).exit_code == 2

@@ -93,6 +93,21 @@ def test_all_that_is_exact_is_one_word(module: str) -> None:
     assert "gradient error none: all of it is exact" in shown.output
 
 
+@pytest.mark.parametrize(("reserve", "size"), [("3000000", 3_000_000), ("1KiB", 1024), ("0", 0)])
+def test_a_reserve_is_bytes_with_a_unit_or_without(module: str, tmp_path: Path, reserve: str, size: int) -> None:
+    fixed = []
+    for words in ([], ["--reserve", reserve]):
+        shown = slimgrad(f"{module}:make", "--budget", "2x", *words, "--json", "plan.json")
+        assert shown.exit_code == 0, shown.output
+        fixed.append(sg.Plan.from_json((tmp_path / "plan.json").read_text()).fixed_bytes)
+    assert fixed[1] - fixed[0] == size
+
+
+def test_a_list_may_have_all_that_is_exact_in_it(module: str) -> None:
+    shown = slimgrad(f"{module}:make", "--budget", "2x", "--allow", "exact,quant")
+    assert shown.exit_code == 0, shown.output
+
+
 def test_a_plan_is_explained_in_words(module: str) -> None:
     shown = slimgrad(f"{module}:make", "--budget", "2x", "--explain", "--limit", "1")
     assert shown.exit_code == 0, shown.output
@@ -125,12 +140,15 @@ def test_a_budget_that_nothing_meets_is_an_error_in_one_line(module: str) -> Non
 
 
 MISTAKES = [
-    (["--budget", "much"], "expected bytes such as '512KiB', '2MiB' or '12GB', found 'much'"),
+    (["--budget", "much"], "budget: expected bytes such as '12GiB', or a ratio such as 0.25 or '4x'"),
     (["--budget", "fourx"], "found 'fourx'"),
-    (["--budget", "inf"], "--budget expects bytes such as 12GiB, or a ratio such as 4x, found 'inf'"),
+    (["--budget", "inf"], "budget: expected bytes such as '12GiB', or a ratio such as 0.25 or '4x'"),
+    (["--budget", "nan"], "found nan"),
+    (["--budget", "1.5"], "budget: 1.5 is neither a ratio, which is 1 or less"),
     (["--budget", "-3"], "found -3.0"),
     (["--budget", "2x", "--allow", "magic"], "found 'magic'"),
-    (["--budget", "2x", "--reserve", "2"], "found '2'"),
+    (["--budget", "2x", "--allow", ""], "allow: expected names, found none"),
+    (["--budget", "2x", "--reserve", "2 spoons"], "--reserve: expected bytes such as '512KiB', '2MiB' or '12GB'"),
     (["--budget", "2x", "--device", "abacus"], "'abacus' is not a device"),
 ]
 

@@ -106,6 +106,25 @@ def test_a_value_that_was_edited_is_read_as_it_is(saved: dict[str, tuple[Path, V
     assert "budget my own" in slimgrad(path).output
 
 
+EDITS = [
+    ("plan", "recompute", "0.1", "Plan.recompute: expected a list, found '0.1'"),
+    ("plan", "kept_bytes", "12", "Plan.kept_bytes: expected a whole number, found '12'"),
+    ("profile", "storages", None, "Profile.storages: expected a list, found null"),
+    ("report", "notes", "none", "Report.notes: expected a list, found 'none'"),
+    ("frontier", "budgets", ["much", 1], "Frontier.budgets: number 1: expected a whole number, found 'much'"),
+    ("error", "parameters", [3], "GradError.parameters: number 1: expected a JSON object"),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "item", "message"), EDITS)
+def test_a_field_of_another_type_is_an_error_in_one_line(
+    saved: dict[str, tuple[Path, Value]], tmp_path: Path, name: str, field: str, item: object, message: str
+) -> None:
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps({**json.loads(saved[name][0].read_text()), field: item}))
+    refused(slimgrad(path), message)
+
+
 def refused(shown: Result, message: str) -> None:
     assert shown.exit_code == 2, shown.output
     assert message in shown.stderr

@@ -8,6 +8,7 @@ import math
 import warnings
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import slimgrad as sg
 from slimgrad.planner.bounds import bound_of
 from slimgrad.profiler.meter import measured_step
+from tests.models import hook_count
 from tests.planner.models import FAST_OPS, MODELS, SPEEDS, Case, made
 
 
@@ -187,16 +189,23 @@ def test_plans_work_with_other_batch_sizes(case: tuple[Case, sg.Profile]) -> Non
     assert report.kept_after < 0.3 * plan.kept_before
 
 
-def test_a_plan_for_another_model_does_no_harm() -> None:
+@pytest.mark.parametrize("allow", [["derive", "quant"], "recompute", ["fewbit", "lossless"]])
+def test_a_plan_for_another_model_is_refused(case: tuple[Case, sg.Profile], allow: str | list[str]) -> None:
+    plan = sg.plan(case[1], "1.2x", allow=allow, calibration=FAST_OPS)
     model, batch = made("vit")
-    other, _ = made("gpt2")
-    plan = sg.plan(sg.profile(*made("gpt2"), fake=True), "2x", allow=["derive", "quant"], calibration=SPEEDS)
-    run = sg.apply(model, plan)
-    step(model, batch)
-    run.remove()
-    again = replace(plan, recompute=("transformer.h.7",))
-    with pytest.raises(sg.RuleError, match=r"transformer\.h\.7"):
-        sg.apply(other, again)
+    message = r"made for GPT2LMHeadModel, and is not for this ViT\w+, which has no module 'transformer\."
+    with pytest.raises(sg.RuleError, match=message):
+        sg.apply(model, plan, batch=batch)
+    assert hook_count(model) == 0 and not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("edit", [{"recompute": ("transformer.h.7",)}, {"boundaries": (("transformer.h.7", "keep"),)}])
+def test_a_plan_that_names_a_module_that_is_not_there_is_refused(
+    case: tuple[Case, sg.Profile], edit: dict[str, Any]
+) -> None:
+    plan = sg.plan(case[1], "2x", calibration=SPEEDS)
+    with pytest.raises(sg.RuleError, match=r"no module 'transformer\.h\.7'"):
+        sg.apply(made("gpt2")[0], replace(plan, **edit))
 
 
 def test_modules_that_an_op_computes_faster_are_computed_by_it(case: tuple[Case, sg.Profile]) -> None:

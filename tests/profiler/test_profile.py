@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 import slimgrad as sg
@@ -118,6 +119,23 @@ def test_a_model_that_asks_for_values_cannot_be_profiled_with_fake_tensors() -> 
 
     with pytest.raises(sg.UnsupportedModelError, match=r"Choosy cannot run on fake tensors.*fake=False"):
         sg.profile(Choosy(), torch.ones(4, requires_grad=True), fake=True)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError])
+def test_what_fails_on_fake_tensors_is_told_with_its_own_words(kind: type[Exception]) -> None:
+    class Particular(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if isinstance(x, FakeTensor):
+                raise kind("grouped_mm is only supported on CUDA")
+            return F.relu(x)
+
+    x = torch.ones(4, requires_grad=True)
+    with pytest.raises(
+        sg.UnsupportedModelError, match=r"Particular failed on fake tensors \(grouped_mm .*fake=False"
+    ) as found:
+        sg.profile(Particular(), x, fake=True)
+    assert isinstance(found.value.__cause__, kind)
+    assert sg.profile(Particular(), x).kept_bytes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from slimgrad.cli.files import check_folder
 from slimgrad.errors import SlimgradError
 from slimgrad.report.plots import demo_plot
 from slimgrad.report.text import human_bytes, human_ratio
@@ -102,6 +103,7 @@ def demo(
     quick: bool = typer.Option(False, "--quick", help="One epoch: to see it run, not to compare accuracies."),
 ) -> None:
     """Train a small network on handwritten digits with and without slimgrad; compare bytes, time and weights."""
+    check_folder("out", out)
     console = Console()
     epochs = 1 if quick else epochs
     rows = all_rows(epochs, seed, console)

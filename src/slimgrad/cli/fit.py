@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from slimgrad.cli.files import check_targets, write
 from slimgrad.cli.plan import (
     ALLOW,
     BUDGET,
@@ -45,6 +46,7 @@ def fit(
     settings: dict[str, Any] = {"max_slowdown": max_slowdown, "max_error": max_error, "allow": checked_names(allow)}
     settings["reserve"] = checked_bytes(reserve)
     checked_device(device)
+    check_targets(json=json)
     model, batch, loss_fn = made_by(factory)
     if device:
         model, batch = moved(model, device), moved(batch, device)
@@ -53,6 +55,5 @@ def fit(
         found: Any = search(model, batch, asked, loss_fn, progress=progress, **settings)
     typer.echo(str(found))
     if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        json.write_text(found.plan.to_json() + "\n", encoding="utf-8")
+        write(json, found.plan.to_json())
         typer.echo(f"wrote {json}")

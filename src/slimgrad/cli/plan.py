@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from slimgrad.cli.files import check_targets, write
 from slimgrad.cli.profile import RETURNS, Autocast, checked_device, made_by, moved, precision
-from slimgrad.errors import SpecError
 
 if TYPE_CHECKING:
     from slimgrad.planner.calibration import Progress
@@ -77,6 +76,7 @@ def plan(
 
     asked, names, reserved = checked_budget(budget), checked_names(allow), checked_bytes(reserve)
     checked_device(device)
+    check_targets(json=json, html=html)
     model, batch, loss_fn = made_by(factory)
     if device and not fake:
         model, batch = moved(model, device), moved(batch, device)
@@ -88,8 +88,7 @@ def plan(
         swept = sg.frontier(profile, also=asked, **settings) if html else None
     typer.echo(found.explain(limit=limit) if explain else found.table(limit=limit))
     if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        json.write_text(found.to_json() + "\n", encoding="utf-8")
+        write(json, found.to_json())
         typer.echo(f"wrote {json}")
     if html is not None and swept is not None:
         typer.echo(f"wrote {swept.save(html, chosen=swept.within(asked))}")
@@ -103,26 +102,21 @@ def checked_budget(text: str) -> str | float:
         budget: str | float = float(text)
     except ValueError:
         budget = text
-    if isinstance(budget, float) and not math.isfinite(budget):
-        raise SpecError(f"--budget expects bytes such as 12GiB, or a ratio such as 4x, found {text!r}")
     bound_of(budget, 1)
     return budget
 
 
-def checked_names(text: str | None) -> str | tuple[str, ...] | None:
+def checked_names(text: str | None) -> tuple[str, ...] | None:
     from slimgrad.planner.offers import allowed
 
-    if text is None or text.strip() == "exact":
-        return text and "exact"
-    names = tuple(name.strip() for name in text.split(","))
-    allowed(names)
-    return names
+    return None if text is None else allowed([name.strip() for name in text.split(",") if name.strip()])
 
 
 def checked_bytes(text: str) -> int:
-    from slimgrad.spec.budgets import bytes_of
+    """With a unit, or plain digits as for a budget."""
+    from slimgrad.spec.budgets import as_bytes
 
-    return bytes_of(text)
+    return as_bytes(int(text) if text.strip().isdecimal() else text, "--reserve")
 
 
 @contextmanager

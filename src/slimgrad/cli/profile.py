@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from slimgrad.cli.files import check_figure, check_targets, write
 from slimgrad.errors import SlimgradError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def profile(
     import slimgrad as sg
 
     checked_device(device)
+    check_targets(json=json)
+    check_figure("plot", plot)
     model, batch, loss_fn = made_by(factory)
     if device and not fake:
         model, batch = moved(model, device), moved(batch, device)
@@ -50,8 +53,7 @@ def profile(
         result = sg.profile(model, batch, loss_fn, fake=fake, device=device if fake else None)
     typer.echo(result.explain(explain) if explain is not None else result.table(limit=limit))
     if json is not None:
-        json.parent.mkdir(parents=True, exist_ok=True)
-        json.write_text(result.to_json() + "\n", encoding="utf-8")
+        write(json, result.to_json())
         typer.echo(f"wrote {json}")
     if plot is not None:
         typer.echo(f"wrote {result.plot(plot)}")

@@ -50,7 +50,7 @@ def read(path: Path) -> Value:
         raise SpecError(f"{path}: expected JSON of type {', '.join(kinds)}; found {data.get('type')!r}")
     try:
         return kind.from_dict(data)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # the file may have been edited
+    except SpecError as error:  # the file may have been edited
         raise SpecError(f"{path}: this is not a whole {kind.__name__} ({error})") from error
 
 

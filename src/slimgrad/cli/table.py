@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from slimgrad.cli.files import check_figure
 from slimgrad.errors import SpecError
 
 FUNCTION = typer.Argument(help="gelu, silu, softplus, ...; an unknown name lists them all.")
@@ -29,6 +30,7 @@ def table(
     from slimgrad.report.steps import draw_steps
     from slimgrad.tables import fewbit_table
 
+    check_figure("plot", plot)
     parameters = dict(parameter(text) for text in set_)
     tables = [fewbit_table(function, count, interval, weight, **parameters) for count in bits]
     typer.echo("\n\n".join(map(str, tables)))

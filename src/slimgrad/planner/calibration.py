@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from slimgrad.codecs import Codec, Demand, FewBit, Lossless, Offload, Quant, TopK
+from slimgrad.errors import SpecError
 from slimgrad.kernels.codes import code_bytes
 from slimgrad.ops import fewbit_function
 from slimgrad.profiler.meter import measured_step
 from slimgrad.spec import Need, Value
-from slimgrad.spec.values import checked_body
 from slimgrad.tables.store import remembered
 
 Progress = Callable[[int, int, str], None]
@@ -85,11 +85,6 @@ class Calibration(Value):
         speed = self.flops.get(dtype) or self.flops["float32"]
         return max(self.launch, flops / speed, moved / self.copy)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Calibration:
-        body = checked_body(cls, data)
-        return cls(**{**body, "rates": {key: Rate.from_dict(rate) for key, rate in body["rates"].items()}})
-
 
 def rate_key(codec: Codec, need: Need) -> str:
     """Codecs of one class cost the same but for their bits; a mask costs other than an index."""
@@ -135,10 +130,23 @@ def cases_for(device: torch.device) -> list[Case]:
 
 def calibrate(device: torch.device | str | None = None, *, progress: Progress | None = None) -> Calibration:
     """The speeds of `device`, measured in seconds and then remembered for this device and version of torch."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = device_name(place)
     key = f"calibration 2: {name}, {torch.__version__}, {torch.get_num_threads()} threads"
     return remembered(key, Calibration, lambda: measure(place, progress or (lambda *_: None)))
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    try:
+        place = torch.device(device)
+        if torch.empty(1, device=place).is_meta:
+            raise SpecError("calibrate: nothing is computed on 'meta', so that it has no speed; try 'cpu' or 'cuda:0'")
+    except (RuntimeError, AssertionError, TypeError) as error:
+        why = str(error).partition("\n")[0]
+        raise SpecError(
+            f"calibrate: expected a device that is here, such as 'cpu' or 'cuda:0'; found {device!r} ({why})"
+        ) from error
+    return place
 
 
 def device_name(device: torch.device) -> str:

@@ -11,21 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from slimgrad.errors import BatchError, BudgetError
+from slimgrad.errors import BatchError, BudgetError, UnsupportedModelError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
-from slimgrad.planner.offers import allowed
 from slimgrad.planner.plan import Plan
 from slimgrad.planner.planning import Draft
 from slimgrad.planner.sensitivity import Sensitivity
+from slimgrad.planner.settings import Settings
 from slimgrad.profiler.meter import measured_step
 from slimgrad.profiler.profile import profile, undisturbed
 from slimgrad.report.human import human_bytes, plural
 from slimgrad.runtime.batches import call, split
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.runtime.run import Run, apply
-from slimgrad.spec.budgets import as_bytes
+from slimgrad.runtime.run import Run, apply, check_model
 
 ATTEMPTS = 5
 
@@ -93,13 +92,15 @@ def fit(
     `budget` and the other settings are those of `plan`; `optimizer` says how much state must fit besides. Call it under
     the same autocast as training. If nothing fits, the model is as it was, and the error says what would.
     """
-    tolerance, names, reserved = Tolerance.of(max_slowdown, max_error), allowed(allow), as_bytes(reserve)
+    check_model(model)
+    tolerance = Tolerance.of(max_slowdown, max_error)
+    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
     bound_of(budget, 1)  # what is wrong with it is said before anything runs
     fitting = Fitting(model, batch, loss_fn, optimizer)
     profiled = profile(model, batch, loss_fn, fake=True)
     speeds = calibration or calibrate(fitting.device, progress=progress)
-    reserved += fitting.state_to_come
-    draft = Draft(Choices.of(profiled, names, speeds, reserved, min_bytes, sensitivity))
+    reserved = given.reserve + fitting.state_to_come
+    draft = Draft(Choices.of(profiled, given.names, speeds, reserved, given.min_bytes, sensitivity))
     return fitting.tried(draft, bound_of(budget, profiled.kept_bytes), tolerance)
 
 
@@ -110,6 +111,7 @@ class Fitting:
         self, model: nn.Module, batch: Any, loss_fn: Callable[..., Any] | None, optimizer: Optimizer | None
     ) -> None:
         self._model, self._optimizer = model, optimizer
+        _check_trained(model, batch, optimizer)
         self._arguments, self._to_loss = split(batch, loss_fn)
         args, kwargs = self._arguments
         self._inputs = kwargs or args
@@ -126,7 +128,10 @@ class Fitting:
         if there:
             return there
         return sum(
-            p.nbytes * self._tensors_of_state(group) for group in optimizer.param_groups for p in group["params"]
+            p.nbytes * self._tensors_of_state(group)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.requires_grad
         )
 
     def _tensors_of_state(self, group: Mapping[str, Any]) -> int:
@@ -201,7 +206,22 @@ class Fitting:
                     f"fit needs a loss to run backward from, one number; found {_described(loss)}. Pass loss_fn=, or a "
                     "batch with labels"
                 )
+            if not loss.requires_grad:
+                raise BatchError(
+                    "fit: the loss does not depend on anything that requires a gradient; was it detached, or computed "
+                    "under no_grad?"
+                )
             loss.backward()
+
+
+def _check_trained(model: nn.Module, batch: Any, optimizer: Optimizer | None) -> None:
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise UnsupportedModelError(f"optimizer must be a torch.optim.Optimizer, found {type(optimizer).__name__}")
+    if not any(tensor.requires_grad for tensor in (*model.parameters(), *tensors_in(batch))):
+        raise BatchError(
+            "there is nothing to train: all parameters of the model are frozen, and no tensor of the batch requires a "
+            "gradient; call requires_grad_() on what should train"
+        )
 
 
 def _described(loss: Any) -> str:

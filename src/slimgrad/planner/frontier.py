@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from slimgrad.errors import BudgetError, SpecError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
-from slimgrad.planner.offers import allowed
 from slimgrad.planner.plan import Key, Plan
 from slimgrad.planner.planning import Draft, device_of
 from slimgrad.planner.sensitivity import Sensitivity
+from slimgrad.planner.settings import Settings, check_kind
 from slimgrad.report import frontiers
 from slimgrad.report.frontier_page import frontier_page
 from slimgrad.report.human import path_name, plural
 from slimgrad.spec import Need, Profile, Site, Storage, Value
 from slimgrad.spec.budgets import bytes_of
-from slimgrad.spec.values import checked_body, load_all, tuples
 
 BUDGETS = 16
 """How many are swept if none are given."""
@@ -60,10 +58,6 @@ class Block(Value):
     key: Key | None = None
     """Site.key of that one; None for what no plan decides about."""
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Block:
-        return cls(**{name: tuples(item) for name, item in checked_body(cls, data).items()})
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Frontier(Value):
@@ -96,6 +90,8 @@ class Frontier(Value):
     """Budgets that no plan meets."""
 
     def __post_init__(self) -> None:
+        if not self.plans:
+            raise SpecError("Frontier: expected plans, found none")
         if not len(self.plans) == len(self.budgets) == len(self.timelines):
             found = f"{len(self.plans)} plans, {len(self.budgets)} budgets, {len(self.timelines)} timelines"
             raise SpecError(f"Frontier: expected a budget and a timeline for each plan, found {found}")
@@ -125,15 +121,6 @@ class Frontier(Value):
     def __str__(self) -> str:
         return self.table()
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Frontier:
-        body = checked_body(cls, data)
-        plans, blocks = load_all(Plan, body.pop("plans", ())), load_all(Block, body.pop("blocks", ()))
-        try:
-            return cls(**{name: tuples(item) for name, item in body.items()}, plans=plans, blocks=blocks)
-        except TypeError as error:
-            raise SpecError(f"Frontier: {error}") from error
-
 
 def frontier(
     profile: Profile,
@@ -156,16 +143,23 @@ def frontier(
     left out, so that each plan is faster than the next. The rest is as in `plan`.
     """
     tell: Progress = progress or (lambda *_: None)
-    tolerance, names = Tolerance.of(None, max_error), allowed(allow)
-    speeds = calibration or calibrate(device_of(profile), progress=tell)
-    draft = Draft(Choices.of(profile, names, speeds, reserve, min_bytes, sensitivity))
-    tell(0, BUDGETS, "the smallest budget")
+    check_kind("profile", profile, Profile)
+    tolerance, given = Tolerance.of(None, max_error), Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
     more = [] if also is None else [bound_of(also, profile.kept_bytes)]
+    asked = None if budgets is None else checked([*bounds_of(budgets, profile.kept_bytes), *more])
+    speeds = calibration or calibrate(device_of(profile), progress=tell)
+    draft = Draft(Choices.of(profile, given.names, speeds, given.reserve, given.min_bytes, sensitivity))
+    tell(0, BUDGETS, "the smallest budget")
     of_kept = profile.timeline is None or any(bound.kept is not None for bound in more)
-    given = None if budgets is None else [bound_of(budget, profile.kept_bytes) for budget in budgets]
-    bounds = [*(spread(draft, tolerance, of_kept) if given is None else given), *more]
+    bounds = [*spread(draft, tolerance, of_kept), *more] if asked is None else asked
     points, unmet = sweep(draft, checked(bounds), tolerance, tell)
     return _told(draft, points, unmet, "peak" if bounds[0].kept is None else "kept")
+
+
+def bounds_of(budgets: Iterable[Budget], kept_before: int) -> list[Bound]:
+    if isinstance(budgets, str) or not isinstance(budgets, Iterable):
+        raise SpecError(f"frontier: expected a list of budgets, such as ['12GiB', '8GiB'] or ['2x']; found {budgets!r}")
+    return [bound_of(budget, kept_before) for budget in budgets]
 
 
 def checked(bounds: Sequence[Bound]) -> Sequence[Bound]:

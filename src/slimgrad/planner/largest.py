@@ -15,13 +15,14 @@ from slimgrad.planner.bounds import Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
 from slimgrad.planner.fitting import Fitting
-from slimgrad.planner.offers import allowed
 from slimgrad.planner.plan import Plan
 from slimgrad.planner.planning import Draft
 from slimgrad.planner.sensitivity import Sensitivity
+from slimgrad.planner.settings import Settings
 from slimgrad.profiler.profile import profile
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.spec.budgets import as_bytes
+from slimgrad.runtime.run import check_model
+from slimgrad.spec.budgets import as_number
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,24 @@ def max_batch(
     `batch` is an example, whose tensors have the examples along their first dimension; or a function from a size to a
     batch. It is searched on fake tensors, so that nothing need fit; `fit` with a batch of that size makes sure.
     """
-    bound, tolerance, names = bound_of(budget, 0), Tolerance.of(max_slowdown, max_error), allowed(allow)
+    check_model(model, meta_allowed=True)
+    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
+    bound, tolerance = bound_of(budget, 0), Tolerance.of(max_slowdown, max_error)
     if bound.peak is None:
         raise SpecError(f"max_batch: the budget must be bytes, such as '16GiB'; found {budget!r}")
+    limit = as_number(most)
+    if limit is None or limit < 1:
+        raise SpecError(f"max_batch: most is a number of examples, 1 or more; found {most!r}")
     most_bytes, make = bound.peak, batch if callable(batch) else _resizer(batch)
     fitting = Fitting(model, make(1), loss_fn, optimizer)
     speeds = calibration or calibrate(fitting.device, progress=progress)
-    reserved = as_bytes(reserve) + fitting.state_to_come
+    reserved = given.reserve + fitting.state_to_come
     known: dict[int, Draft] = {}
 
     def draft(size: int) -> Draft:
         if size not in known:
             found = profile(model, make(size), loss_fn, fake=True)
-            known[size] = Draft(Choices.of(found, names, speeds, reserved, min_bytes, sensitivity))
+            known[size] = Draft(Choices.of(found, given.names, speeds, reserved, given.min_bytes, sensitivity))
         return known[size]
 
     def fits(size: int) -> bool:
@@ -85,7 +91,7 @@ def max_batch(
         timeline = draft(size).profile.timeline
         return timeline is not None and draft(size).fixed + max(timeline.untouched(draft(size).profile)) <= most_bytes
 
-    size = _largest(fits, most)
+    size = _largest(fits, int(limit))
     best = draft(size or 1).plan(bound, tolerance)  # where not even one example fits, this says why
     return MaxBatch(size, best, _largest(fits_untouched, size))
 
@@ -111,6 +117,8 @@ def _resizer(batch: Any) -> Callable[[int], Any]:
             "expected one number for all. Pass a function from a size to a batch instead"
         )
     (before,) = sizes
+    if not before:
+        raise BatchError("max_batch: the batch is empty; expected an example or more")
 
     def resized(value: Any, size: int) -> Any:
         if isinstance(value, Tensor):
@@ -118,7 +126,8 @@ def _resizer(batch: Any) -> Callable[[int], Any]:
         if isinstance(value, Mapping):
             return {key: resized(item, size) for key, item in value.items()}
         if isinstance(value, (tuple, list)):
-            return type(value)(resized(item, size) for item in value)
+            items = [resized(item, size) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         return value
 
     return lambda size: resized(batch, size)

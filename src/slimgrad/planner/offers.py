@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,12 +41,18 @@ def allowed(allow: str | Collection[str] | None) -> tuple[str, ...]:
     """The names in `allow`; "exact" is all that changes no gradient."""
     if allow is None:
         return ALLOWED
-    names = EXACT if allow == "exact" else (allow,) if isinstance(allow, str) else tuple(allow)
-    known = (*CHOICES, RECOMPUTE)
-    for name in names:
-        if name not in known:
-            raise SpecError(f"allow: expected 'exact' or some of {', '.join(known)}; found {name!r}")
-    return names
+    given = (allow,) if isinstance(allow, str) else allow
+    if not isinstance(given, Iterable):
+        raise SpecError(f"allow: expected 'exact' or a list of names such as ['derive', 'quant']; found {allow!r}")
+    known = {name: (name,) for name in (*CHOICES, RECOMPUTE)} | {"exact": EXACT}
+    names: list[str] = []
+    for name in given:
+        if not isinstance(name, str) or name not in known:
+            raise SpecError(f"allow: expected 'exact' or some of {', '.join((*CHOICES, RECOMPUTE))}; found {name!r}")
+        names += known[name]
+    if not names:
+        raise SpecError("allow: expected names, found none; leave it out for the default, or say allow='exact'")
+    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from torch import nn
 
 from slimgrad.codecs import Codec, Keep, Lossless, Recompute
-from slimgrad.errors import SpecError
+from slimgrad.errors import RuleError, SpecError
 from slimgrad.report import plans
-from slimgrad.rules import At, Recipe, Rule, Rules
+from slimgrad.rules import At, Recipe, Rule, Rules, path_matches
 from slimgrad.rules.wording import clauses
-from slimgrad.spec import Value
-from slimgrad.spec.values import checked_body, load_all
+from slimgrad.spec import OUTSIDE, Value
 
 KEEP = "keep"
 AGAIN, FUSING = "recompute", "fused"
@@ -43,18 +41,11 @@ class Action(Value):
     """What it adds to the squared relative error of the gradient."""
 
     def __post_init__(self) -> None:
-        self.codecs  # noqa: B018 - a text that cannot be read is refused here
+        codecs_of(self.what)  # a text that cannot be read is refused here
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        if self.what in (KEEP, AGAIN, FUSING):
-            return ()
-        return tuple(codec for _, codec in clauses(self.what))
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Action:
-        body = checked_body(cls, data)
-        return cls(**{**body, "keys": tuple((path, call, index) for path, call, index in body["keys"])})
+        return codecs_of(self.what)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -89,6 +80,12 @@ class Plan(Recipe):
     least: int = 0
     """Storages with fewer bytes are left alone."""
 
+    def __post_init__(self) -> None:
+        if self.least < 0:
+            raise SpecError(f"Plan: least must be a number of bytes, 0 or more; found {self.least}")
+        for _, what in (*self.fused, *self.boundaries):
+            codecs_of(what)  # a text that cannot be read is refused here
+
     @property
     def slowdown(self) -> float:
         """The step's time beside the untouched one's."""
@@ -114,7 +111,24 @@ class Plan(Recipe):
         return (*found, Rule("*", Lossless()))
 
     def stages(self, model: nn.Module) -> Mapping[int, Rules]:
+        self._check_made_for(model)
         return {0: self.rules}
+
+    def _check_made_for(self, model: nn.Module) -> None:
+        """Sites that are not there would be left alone without a word."""
+        known = {OUTSIDE, *(path for path, _ in model.named_modules())}
+        for path in self._paths():
+            if path not in known and not any(path_matches(there, path) for there in known):
+                raise RuleError(
+                    f"this plan was made for {self.model}, and is not for this {type(model).__name__}, which has no "
+                    f"module {path!r}; make one with sg.plan(sg.profile(model, batch), budget)"
+                )
+
+    def _paths(self) -> Iterator[str]:
+        """Of the modules that it names, each once."""
+        sites = (path for action in self.actions for path, _, _ in action.keys)
+        around = (path for path, _ in (*self.fused, *self.boundaries))
+        return iter(dict.fromkeys((*self.recompute, *around, *sites)))
 
     def explain(self, *, limit: int = 12) -> str:
         """Sentences on why each big site got its action."""
@@ -122,6 +136,8 @@ class Plan(Recipe):
 
     def diff(self, other: Plan) -> str:
         """What differs in another plan for the same model, action by action."""
+        if not isinstance(other, Plan):
+            raise SpecError(f"diff: expected another plan, found {type(other).__name__}")
         return plans.difference(self, other)
 
     def table(self, *, limit: int | None = 20) -> str:
@@ -130,20 +146,15 @@ class Plan(Recipe):
     def __str__(self) -> str:
         return self.table()
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        body = checked_body(cls, data)
-        unknown = body.keys() - {field.name for field in fields(cls)}
-        if unknown or "actions" not in body:
-            raise SpecError(f"Plan: expected the fields of a plan; found {', '.join(sorted(unknown)) or 'no actions'}")
-        body["actions"] = load_all(Action, body["actions"])
-        body["recompute"] = tuple(body.get("recompute", ()))
-        for name in ("fused", "boundaries"):
-            body[name] = tuple((path, what) for path, what in body.get(name, ()))
-        try:
-            return cls(**body)
-        except TypeError as error:
-            raise SpecError(f"Plan: {error}") from error
+
+def codecs_of(what: str) -> tuple[Codec, ...]:
+    """The codecs of a text; none for what is kept, or is not there to be kept."""
+    found = [] if what in (KEEP, AGAIN, FUSING) else clauses(what)
+    if any(place != "*" for place, _ in found):
+        raise SpecError(
+            f"expected codecs alone, as 'quant(bits=4); lossless()', for the plan says where; found {what!r}"
+        )
+    return tuple(codec for _, codec in found)
 
 
 MOST_INPUTS = 8

@@ -14,10 +14,11 @@ from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
 from slimgrad.planner.fusing import FUSED
-from slimgrad.planner.offers import Item, allowed
+from slimgrad.planner.offers import Item
 from slimgrad.planner.plan import FUSING, KEEP, Action, Plan, wording
 from slimgrad.planner.problem import Problem, Solution
 from slimgrad.planner.sensitivity import Sensitivity, lead_of
+from slimgrad.planner.settings import Settings, check_kind
 from slimgrad.planner.solve import evaluate, smallest, solve, usage
 from slimgrad.report.human import human_bytes
 from slimgrad.spec import Need, Profile
@@ -53,10 +54,11 @@ def plan(
     outside of the model saves is kept, because `apply` does not reach it; `outside=True` is for loops that compute it
     under `with run:`.
     """
+    check_kind("profile", profile, Profile)
     bound, tolerance = bound_of(budget, profile.kept_bytes), Tolerance.of(max_slowdown, max_error)
-    names = allowed(allow)
+    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
     speeds = calibration or calibrate(device_of(profile), progress=progress)
-    choices = Choices.of(profile, names, speeds, reserve, min_bytes, sensitivity, outside=outside)
+    choices = Choices.of(profile, given.names, speeds, given.reserve, given.min_bytes, sensitivity, outside=outside)
     return Draft(choices).plan(bound, tolerance)
 
 

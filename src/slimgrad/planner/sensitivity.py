@@ -15,6 +15,7 @@ from slimgrad.profiler.grad_error import grad_error
 from slimgrad.profiler.profile import profile
 from slimgrad.rules import At, Rule
 from slimgrad.spec import Profile, Site, Value
+from slimgrad.spec.budgets import as_bytes
 
 PROBE = Quant(bits=4)
 
@@ -49,6 +50,7 @@ def sensitivity(
 
     The model must fit on its device for that, with `batch` as small as one likes: it is a ratio that is measured.
     """
+    least = as_bytes(least, "least")
     found = profile(model, batch, loss_fn, fake=True, timeline=False)
     kinds: dict[str, list[Item]] = {}
     for item in items_of(found, least):

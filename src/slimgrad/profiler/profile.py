@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slimgrad.errors import UnsupportedModelError
+from slimgrad.errors import SlimgradError, UnsupportedModelError
 from slimgrad.profiler.timeline import timeline as make_timeline
 from slimgrad.runtime.batches import Arguments, call, split
 from slimgrad.runtime.fake import faked
@@ -46,7 +46,7 @@ def profile(
     arguments, to_loss = split(batch, loss_fn)
     with torch.enable_grad():
         if fake:
-            with faked(model, arguments, device) as pretend:
+            with _told_of_fakes(model), faked(model, arguments, device) as pretend:
                 owners = owners_of(model, (pretend.arguments, pretend.like(batch)), pretend)
                 like_loss = split(pretend.like(batch), loss_fn)[1]
                 learnt = _watch(model, pretend.call, pretend.arguments, like_loss, owners, {"fake": True})
@@ -56,6 +56,20 @@ def profile(
                 learnt = _watch(model, model, arguments, to_loss, owners, {"fake": False})
     found = replace(learnt.profile, meta={**learnt.profile.meta, **_sizes(model, batch)})
     return _with_timeline(found, learnt, model, batch, loss_fn, device) if timeline else found
+
+
+@contextmanager
+def _told_of_fakes(model: nn.Module) -> Iterator[None]:
+    """What fails may do so on fake tensors alone: kernels look at values, or at strides that only a device decides."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, SlimgradError):
+            raise
+        raise UnsupportedModelError(
+            f"{type(model).__name__} failed on fake tensors ({error}). If a real step fails too, it is the model, the "
+            "batch or the loss; if not, profile it with fake=False"
+        ) from error
 
 
 def _sizes(model: nn.Module, batch: Any) -> dict[str, int]:

@@ -32,7 +32,8 @@ from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.noise import allowed_bound, mean_size, norm, variance_by
 from slimgrad.recipes.pruning import check_shared, products, skip_names, skipped_paths, with_rest
 from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules, Shapes
-from slimgrad.spec.values import checked_body, tuples
+from slimgrad.spec.reading import tuples
+from slimgrad.spec.values import checked_body
 
 START = 1e-3
 """Of a tensor's range."""

@@ -12,7 +12,8 @@ from torch import nn
 from slimgrad.codecs import Codec, Keep, Lossless, codec_from_dict
 from slimgrad.errors import RuleError, SpecError
 from slimgrad.rules import Operands, Recipe, Rule, Rules, path_matches
-from slimgrad.spec.values import checked_body, tuples
+from slimgrad.spec.reading import tuples
+from slimgrad.spec.values import checked_body
 
 P = TypeVar("P", bound="Pruning")
 

@@ -99,8 +99,7 @@ def demo_plot(rows: Sequence[DemoRow], path: Path) -> Path:
 
 def drawn(path: Path, figure: Callable[[], Figure]) -> Path:
     """Write the figure to `path` under our own style, which ends with the call."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise SpecError(f"cannot draw to {str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
+    check_suffix(path)
     try:
         import matplotlib
     except ModuleNotFoundError as error:
@@ -109,6 +108,11 @@ def drawn(path: Path, figure: Callable[[], Figure]) -> Path:
     with matplotlib.rc_context(STYLE):
         figure().savefig(path, dpi=160, bbox_inches="tight", pad_inches=0.25)
     return path
+
+
+def check_suffix(path: Path) -> None:
+    if path.suffix.lower() not in SUFFIXES:
+        raise SpecError(f"cannot draw to {str(path)!r}: the suffix must be one of {', '.join(SUFFIXES)}")
 
 
 def profile_figure(profile: Profile) -> Figure:

@@ -38,11 +38,6 @@ class Operands(Value):
         """Whether it is no mistake if nothing is selected."""
         return self.least_rows > 0
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Operands:
-        body = checked_body(cls, data)
-        return cls(tuple(body["but"]), body["least_rows"])
-
 
 @dataclass(frozen=True, repr=False)
 class AnyOf(Value):
@@ -53,10 +48,6 @@ class AnyOf(Value):
 
     def __call__(self, site: Site) -> bool:
         return site.need in self.needs
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> AnyOf:
-        return cls(tuple(Need(need) for need in checked_body(cls, data)["needs"]))
 
 
 @dataclass(frozen=True)
@@ -87,10 +78,6 @@ class At(Value):
 
     def to_dict(self) -> dict[str, Any]:
         return {"type": "At", "version": self.version, "keys": [list(key) for key in sorted(self.keys)]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> At:
-        return cls(frozenset((path, call, index) for path, call, index in checked_body(cls, data)["keys"]))
 
 
 SELECTORS: dict[str, type[Operands | AnyOf | InputOf | At]] = {

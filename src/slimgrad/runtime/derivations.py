@@ -109,6 +109,11 @@ def norm_bias(node: Node, module: nn.Module | None) -> Tensor | None:
     return None if bias is None or bias.requires_grad else bias  # a trained one would have an edge, if it were read
 
 
+def dropout_scale(p: float) -> float:
+    """What is left of a tensor is multiplied with; nothing is left where p is 1."""
+    return 1 / (1 - p) if p < 1 else 0.0
+
+
 BATCH_NORM = (("input", 0), ("weight?", 1), ("running_mean?", None), ("running_var?", None))
 
 OPS: dict[str, Op] = {
@@ -130,7 +135,7 @@ OPS: dict[str, Op] = {
     "DivBackward0": _of_two(torch.div, "self", "other"),
     "NativeDropoutBackward0": Op(
         ((None, 0), ("result1", None)),
-        lambda node, m, x: torch.ops.aten.native_dropout_backward(x[0], x[1], 1 / (1 - node._saved_p)),  # type: ignore[attr-defined]
+        lambda node, m, x: torch.ops.aten.native_dropout_backward(x[0], x[1], dropout_scale(node._saved_p)),  # type: ignore[attr-defined]
     ),
     "NativeLayerNormBackward0": Op((("input", 0), ("weight?", 1), ("bias?", 2)), _layer_norm),
     "FusedRmsNormBackward0": Op((("input", 0), ("weight?", 1)), _rms_norm),

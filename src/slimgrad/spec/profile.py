@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slimgrad.errors import SpecError
 from slimgrad.report import plots, text
 from slimgrad.spec.sites import Need, Site, Storage
 from slimgrad.spec.timeline import Timeline
-from slimgrad.spec.values import Value, checked_body, load_all
+from slimgrad.spec.values import Value
 
 INSTEAD = {
     Need.NOTHING: "its shape alone (0 bytes, exact)",
@@ -82,13 +81,3 @@ class Profile(Value):
 
     def __str__(self) -> str:
         return self.table()
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
-        body = checked_body(cls, data)
-        try:
-            sites, storages = load_all(Site, body["sites"]), load_all(Storage, body["storages"])
-        except KeyError as error:
-            raise SpecError(f"Profile: the JSON lacks {error}") from error
-        timeline = None if body.get("timeline") is None else Timeline.from_dict(body["timeline"])
-        return cls(sites=sites, storages=storages, timeline=timeline, meta=body.get("meta", {}))

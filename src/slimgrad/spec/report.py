@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slimgrad.report import text
 from slimgrad.spec.sites import Site
-from slimgrad.spec.values import Value, checked_body, load_all
+from slimgrad.spec.values import Value
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -24,11 +22,6 @@ class SiteReport(Value):
     """Bytes that arithmetic says are kept instead."""
     after: int
     """Bytes really held instead; a Packed shared by several sites is counted at the first."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SiteReport:
-        body = checked_body(cls, data)
-        return cls(**{**body, "site": Site.from_dict(body["site"])})
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -54,10 +47,3 @@ class Report(Value):
 
     def __str__(self) -> str:
         return text.report_table(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        body = checked_body(cls, data)
-        body["sites"] = load_all(SiteReport, body["sites"])
-        body["reasons"], body["notes"] = tuple(body["reasons"]), tuple(body["notes"])
-        return cls(**body)

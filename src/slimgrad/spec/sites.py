@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slimgrad.spec.values import Value, checked_body, tuples
+from slimgrad.spec.values import Value
 
 OUTSIDE = "<outside>"
 """The path of what is saved under `with run:` but outside the model, such as the loss."""
@@ -88,15 +88,6 @@ class Site(Value):
         call = f"#{self.call}" if self.call else ""
         return f"{self.path or '(model)'}{call}:{self.node}.{self.slot}"
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Site:
-        body = checked_body(cls, data)
-        body["need"] = Need(body["need"])
-        body["shape"], body["sources"] = tuple(body["shape"]), tuples(body.get("sources", []))
-        body["reruns"] = tuple(body.get("reruns", []))
-        body["detail"] = {key: tuples(item) for key, item in body["detail"].items()}
-        return cls(**body)
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Storage(Value):
@@ -112,8 +103,3 @@ class Storage(Value):
     def counted(self) -> bool:
         """Whether letting go of it would free memory: parameters, buffers and inputs live on anyway."""
         return self.kind in ("activation", "weight copy")
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Storage:
-        body = checked_body(cls, data)
-        return cls(**{**body, "savers": tuple(body["savers"])})

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from slimgrad.spec.values import Value, checked_body, load_all
+from slimgrad.spec.values import Value
 
 if TYPE_CHECKING:
     from slimgrad.spec.profile import Profile
@@ -37,11 +36,6 @@ class Region(Value):
     """The event after the last one of its forward."""
     given: tuple[int, ...] = ()
     """What it is called with, by number in Timeline.given; parameters and inputs of the step are left out."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Region:
-        body = checked_body(cls, data)
-        return cls(**{**body, "given": tuple(body.get("given", ()))})
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -103,11 +97,3 @@ class Timeline(Value):
         """The event from which on a site holds nothing."""
         done = self.done[site]
         return len(self.floor) if done is None else done
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Timeline:
-        body = checked_body(cls, data)
-        regions, pointwise = (load_all(Region, body.pop(name, ())) for name in ("regions", "pointwise"))
-        given = load_all(Given, body.pop("given", ()))
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body.items()}
-        return cls(**fields, regions=regions, pointwise=pointwise, given=given)

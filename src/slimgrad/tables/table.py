@@ -14,7 +14,7 @@ from torch import Tensor
 from slimgrad.errors import SpecError
 from slimgrad.report.human import plural
 from slimgrad.report.steps import Steps, draw_steps
-from slimgrad.spec.values import Value, tuples
+from slimgrad.spec.values import Value
 from slimgrad.tables import store
 from slimgrad.tables.functions import FAMILIES, function_of, named
 from slimgrad.tables.question import Histogram, Question, asked
@@ -43,10 +43,6 @@ class Table(Value):
     """An x of each interval with f'(x) = level."""
     error: float
     """The integral of (f' - level)^2, weighted, over the whole interval."""
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Table:
-        return super().from_dict({key: tuples(item) for key, item in data.items()})
 
     def codes(self, x: Tensor) -> Tensor:
         """The number of each element's interval."""

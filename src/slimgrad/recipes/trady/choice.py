@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from slimgrad.report.human import human_bytes, plural
 from slimgrad.spec import Value
-from slimgrad.spec.values import checked_body, tuples
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -31,8 +29,3 @@ class ChannelChoice(Value):
     def __str__(self) -> str:
         where = f"{plural(self.count, 'channel')} in {plural(len(self.channels), 'layer')}"
         return f"epoch {self.epoch}: {where}, {self.elements:,} elements per sample, {human_bytes(self.bytes)}"
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ChannelChoice:
-        body = checked_body(cls, data)
-        return cls(**{**body, "channels": {path: tuples(found) for path, found in body["channels"].items()}})

@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from slimgrad.errors import SpecError
 from slimgrad.spec import Value
-from slimgrad.spec.values import checked_body, load_all, tuples
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -28,11 +26,6 @@ class LayerRank(Value):
     """Sum over channels and steps."""
     by_channel: tuple[float, ...] = ()
     """The same for each channel; empty where only layers were written down."""
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LayerRank:
-        body = checked_body(cls, data)
-        return cls(**{name: tuples(value) for name, value in body.items()})
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -88,11 +81,6 @@ class Ranking(Value):
         """The names of the rankings that come with slimgrad."""
         found = resources.files(__package__).joinpath("rankings").iterdir()
         return sorted(entry.name.removesuffix(".json") for entry in found if entry.name.endswith(".json"))
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Ranking:
-        body = checked_body(cls, data)
-        return cls(**{**body, "layers": load_all(LayerRank, body["layers"])})
 
 
 def pool(rgn: Mapping[str, float], coverage: float) -> list[str]:

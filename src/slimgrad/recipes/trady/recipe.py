@@ -17,7 +17,8 @@ from slimgrad.recipes.trady.controller import TradyController
 from slimgrad.recipes.trady.costs import Chosen, Layer, limit
 from slimgrad.recipes.trady.ranking import Ranking
 from slimgrad.rules import InputOf, Recipe, Rule, Rules
-from slimgrad.spec.values import checked_body, tuples
+from slimgrad.spec.reading import tuples
+from slimgrad.spec.values import checked_body
 
 Mode = Literal["uniform", "weighted", "static", "full_random", "deterministic"]
 MODES = ("uniform", "weighted", "static", "full_random", "deterministic")
