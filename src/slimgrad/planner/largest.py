@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from slimgrad.errors import BatchError, BudgetError, SpecError
+from slimgrad.errors import BatchError, SpecError
 from slimgrad.planner.bounds import Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress, calibrate
 from slimgrad.planner.choices import Choices
@@ -74,18 +74,17 @@ def max_batch(
     speeds = calibration or calibrate(fitting.device, progress=progress)
     reserved = given.reserve + fitting.state_to_come
     known: dict[int, Draft] = {}
+    tell: Progress = progress or (lambda *_: None)
 
     def draft(size: int) -> Draft:
         if size not in known:
+            tell(len(known), len(known) + 1, f"a batch of {size}")
             found = profile(model, make(size), loss_fn, fake=True)
             known[size] = Draft(Choices.of(found, given.names, speeds, reserved, given.min_bytes, sensitivity))
         return known[size]
 
     def fits(size: int) -> bool:
-        try:
-            return bool(draft(size).plan(bound, tolerance, thorough=False))
-        except BudgetError:
-            return False
+        return draft(size).meets(bound, tolerance)
 
     def fits_untouched(size: int) -> bool:
         timeline = draft(size).profile.timeline
@@ -93,7 +92,9 @@ def max_batch(
 
     size = _largest(fits, int(limit))
     best = draft(size or 1).plan(bound, tolerance)  # where not even one example fits, this says why
-    return MaxBatch(size, best, _largest(fits_untouched, size))
+    found = MaxBatch(size, best, _largest(fits_untouched, size))
+    tell(len(known), len(known), "done")
+    return found
 
 
 def _largest(fits: Callable[[int], bool], most: int) -> int:

@@ -92,12 +92,7 @@ class Draft:
         """The plan, and its bytes at each event, with what is there before the step. Unless `thorough`, it may be a few
         per cent slower than the best, where that would take long to find.
         """
-        if bound.peak is not None and self.profile.timeline is None:
-            raise BudgetError(
-                "a budget in bytes needs the profile's timeline, and there is none: "
-                f"{self.profile.meta.get('no_timeline', 'it was made with timeline=False')}. A ratio, such as '4x', "
-                "works all the same"
-            )
+        self._check_timeline(bound)
         problem = self.choices.problem(bound, tolerance)
         solution = self._without_a_higher_peak(problem, thorough) or solve(problem, thorough=thorough)
         if solution is None:
@@ -105,6 +100,19 @@ class Draft:
         solution = evaluate(problem, self.choices.needed(solution.choice))
         events = usage(problem, solution.choice)
         return self._told(solution, bound), tuple(self.fixed + int(size) for size in events)
+
+    def meets(self, bound: Bound, tolerance: Tolerance) -> bool:
+        """Whether there is a plan."""
+        self._check_timeline(bound)
+        return solve(self.choices.problem(bound, tolerance), thorough=False) is not None
+
+    def _check_timeline(self, bound: Bound) -> None:
+        if bound.peak is not None and self.profile.timeline is None:
+            raise BudgetError(
+                "a budget in bytes needs the profile's timeline, and there is none: "
+                f"{self.profile.meta.get('no_timeline', 'it was made with timeline=False')}. A ratio, such as '4x', "
+                "works all the same"
+            )
 
     def _without_a_higher_peak(self, problem: Problem, thorough: bool) -> Solution | None:
         """Where only what is kept is bounded: packing takes room for a moment, which no plan should have above what a
