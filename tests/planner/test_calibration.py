@@ -62,3 +62,19 @@ def test_a_device_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(calibration, "measure", lambda *args: calls.append(1) or speeds)
     assert sg.calibrate("cpu") == sg.calibrate("cpu") == speeds
     assert len(calls) == 1
+
+
+def test_a_device_that_runs_behind_the_host_is_waited_for_after_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a step. By a made-up clock: a call takes 5 us, and to wait for the device takes 10."""
+    now, done = [0.0], []
+
+    def passes(seconds: float, what: str) -> None:
+        now[0] += seconds
+        done.append(what)
+
+    monkeypatch.setattr(calibration, "_wait", lambda device: passes(1e-5, "wait"))
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
+    seconds = calibration.seconds_of(lambda: passes(5e-6, "run"), torch.device("cuda"))
+    assert seconds == pytest.approx(5e-6 + 1e-5 / calibration.MOST_TOGETHER)
+    assert calibration.seconds_of(lambda: passes(5e-6, "run"), torch.device("cpu")) == pytest.approx(1.5e-5)
+    assert calibration.seconds_of(lambda: passes(1.0, "run"), torch.device("cuda")) == pytest.approx(1.0, rel=1e-4)
