@@ -112,8 +112,9 @@ class Costs:
         return self.calibration.rate(pack.codec, pack.need).seconds(pack.dense, len(reads))
 
     def fused_seconds(self, fusible: Fusible) -> float:
-        """Forward and backward of the op."""
-        return self.calibration.fused.seconds(fusible.dense, 1) + 2 * (len(fusible.calls) - 1) * self.calibration.launch
+        """Forward and backward of the op, in all calls."""
+        rate = self.calibration.fused
+        return rate.seconds(fusible.dense, 1) + 2 * (len(fusible.calls) - 1) * rate.call
 
     def unfused_seconds(self, fusible: Fusible) -> float:
         """Of the module's own operators."""

@@ -34,7 +34,7 @@ class Fusible:
     codes: int
     """Bytes that the op keeps of it."""
     backward: tuple[tuple[int, int], ...]
-    """Of each call: from the first event that reads what its own forward saved until what others saved is read."""
+    """Of each call: from the first event that reads what its own forward saved until the module is left."""
 
     @property
     def forward(self) -> list[tuple[int, int]]:
@@ -59,7 +59,9 @@ def _fusible(profile: Profile, items: Sequence[Item], path: str, calls: tuple[Re
         largest[call] = max(largest.get(call, 0), torch.Size(shape).numel())
     if not largest:
         return None
-    itemsize = max(getattr(torch, profile.sites[number].dtype).itemsize for number in sites)
+    itemsize = min(
+        getattr(torch, profile.sites[number].dtype).itemsize for number in sites
+    )  # autocast makes larger ones
     codes = sum(FUSED.promised((elements,), torch.float32) for elements in largest.values())
     alone = tuple(item.number for item in items if all(profile.sites[site].path == path for site in item.sites))
     dense = itemsize * sum(largest.values())
@@ -74,10 +76,13 @@ def _read(profile: Profile, sites: Sequence[int]) -> Iterator[tuple[int, int]]:
         event = timeline.read[number]
         if event is not None:
             reads.setdefault(profile.sites[number].call, []).append(event)
-    others = {event for number, event in enumerate(timeline.read) if event is not None and number not in set(sites)}
+    own = set(sites)
+    others = [event for number, event in enumerate(timeline.read) if event is not None and number not in own]
     for events in reads.values():
-        last = max(events)
-        yield min(events), min((event for event in others if event > last), default=last + 1)
+        first, end = min(events), max(events) + 1
+        if end > first + 1:  # the last operator of a formula is followed by some that read nothing saved
+            end = min((event for event in others if event >= end), default=end)
+        yield first, end
 
 
 def _gains(profile: Profile, items: Sequence[Item], found: Fusible, least: int) -> bool:
