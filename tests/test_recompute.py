@@ -237,6 +237,20 @@ def test_running_statistics_move_once_a_step_and_the_second_run_begins_with_the_
                 assert torch.equal(one, two), name
 
 
+def test_statistics_that_were_frozen_at_first_move_once_a_step_later() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(Convolutions() for _ in range(2)), nn.Flatten(), nn.Linear(8 * 64, 4))
+    treated, x = copy.deepcopy(plain), torch.randn(4, 8, 8, 8)
+    sg.apply(treated, "0: recompute(); 1: recompute(); lossless()")
+    for training in (False, True, True):
+        for model in (plain, treated):
+            for block in model[:2]:
+                block.norm.train(training)
+            model(x).square().mean().backward()
+        for one, two in zip(plain.buffers(), treated.buffers(), strict=True):
+            assert torch.equal(one, two)
+
+
 def test_a_cache_that_somebody_will_read_is_filled() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

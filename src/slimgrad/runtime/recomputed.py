@@ -24,8 +24,8 @@ class Recomputed(Inert):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self._changing: list[Shelf] | None = None
-        """The buffers that its forward changes; None before the first."""
+        self._changing: dict[tuple[bool, ...], list[Shelf]] = {}
+        """The buffers that its forward changes, by the modes of the modules in it."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         caches = [argument for argument in (*args, *kwargs.values()) if _is_cache(argument)]
@@ -39,17 +39,18 @@ class Recomputed(Inert):
         return self.module.training and not cache.get_seq_length()
 
     def _runs(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        if self._changing is not None:
-            return nullcontext(), Before(self._changing)
+        modes = tuple([module.training for module in self.module.modules()])
+        if modes in self._changing:
+            return nullcontext(), Before(self._changing[modes])
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return nullcontext(), nullcontext()  # a lesson, which has no backward
         before = Before(_buffers(self.module))
-        return self._first(before), before
+        return self._first(before, modes), before
 
     @contextmanager
-    def _first(self, before: Before) -> Iterator[None]:
+    def _first(self, before: Before, modes: tuple[bool, ...]) -> Iterator[None]:
         yield
-        self._changing = before.forget_unchanged()  # which waits for the device, once
+        self._changing[modes] = before.forget_unchanged()  # which waits for the device, once
 
 
 Shelf = tuple[dict[str, Tensor | None], str]
