@@ -32,7 +32,7 @@ class Recomputed(Inert):
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or not all(map(self._is_idle, caches)):
             return super().__call__(*args, **kwargs)
         args, kwargs = tuple(map(_without_cache, args)), {key: _without_cache(kwargs[key]) for key in kwargs}
-        return checkpoint(super().__call__, *args, use_reentrant=False, context_fn=lambda: self._runs(), **kwargs)
+        return checkpoint(super().__call__, *args, use_reentrant=False, context_fn=self._runs, **kwargs)
 
     def _is_idle(self, cache: Any) -> bool:
         """Whether nobody will miss it: it is empty, and in training nobody reads it afterwards."""
