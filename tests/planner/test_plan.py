@@ -16,7 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import slimgrad as sg
+from slimgrad.codecs import Demand
 from slimgrad.planner.bounds import bound_of
+from slimgrad.planner.costs import NOISE, noise_key
+from slimgrad.planner.offers import CHOICES
 from slimgrad.profiler.meter import measured_step
 from tests.models import hook_count
 from tests.planner.models import FAST_OPS, MODELS, SPEEDS, Case, made
@@ -299,3 +302,31 @@ def test_a_loss_outside_of_the_model_is_left_alone_unless_it_is_said_to_be_reach
         loss.backward()
     with run:
         assert kept() == pytest.approx(plan.kept_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "near"), [("topk", 0.02), ("blocks", 0.02), ("bounded", 0.3), ("quant-low", 0.02)])
+def test_what_is_allowed_on_demand_can_be_planned_and_applied(
+    case: tuple[Case, sg.Profile], name: str, near: float
+) -> None:
+    (model, batch), profile = case
+    plan = sg.plan(profile, "1.1x", allow=[name, "lossless"], max_error=10, calibration=SPEEDS)
+    treated = copy.deepcopy(model)
+    run = sg.apply(treated, plan, batch=batch)
+    for _ in range(2):
+        step(treated, batch)
+    assert plan.error > 0 and run.report().kept_after == pytest.approx(plan.kept_bytes, rel=near)
+    treated_kinds = {site.codec.partition("(")[0].lower() for site in run.report().sites}
+    assert name.partition("-")[0] in treated_kinds
+    assert all(parameter.grad.isfinite().all() for parameter in treated.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("codecs", [one for group in CHOICES.values() for one in group], ids=str)
+def test_what_codecs_lose_is_what_costs_say(codecs: tuple[sg.Codec, ...]) -> None:
+    """Of normal values, as far as a codec says it loses any; few-bit is about slopes, and measured elsewhere."""
+    codec, said = codecs[0], NOISE.get(noise_key(codecs[0]))
+    if said is None or isinstance(codec, sg.FewBit):
+        pytest.skip("exact, or of slopes")
+    x = torch.randn(4096, 768, generator=torch.Generator().manual_seed(0))
+    found = codec.unpack(codec.pack(x, Demand(need=sg.Need.OPERAND)))
+    noise = float((found - x).square().sum() / x.square().sum())
+    assert noise == pytest.approx(said, rel=0.35)

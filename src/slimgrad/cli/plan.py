@@ -37,8 +37,8 @@ ALLOW = typer.Option(
     None,
     "--allow",
     metavar="NAMES",
-    help="What may be done, with commas: lossless, derive, recompute, fewbit, quant, quant-low, topk, offload. 'exact' "
-    "is the first three, which change no gradient. By default the first five.",
+    help="What may be done, with commas: lossless, derive, recompute, fewbit, quant, quant-low, topk, bounded, "
+    "blocks, offload. 'exact' is the first three, which change no gradient. By default the first five.",
 )
 RESERVE = typer.Option(
     "0B",

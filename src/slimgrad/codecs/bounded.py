@@ -23,6 +23,8 @@ from slimgrad.spec import Need
 SERVED = (Need.OPERAND, Need.VALUES)
 GUESSED_BITS = 4
 """For an element, before one is packed."""
+GUESSED_STEPS = 0.4
+"""The same where the bound is a part of the range: normal values take log2(0.4 / bound) bits, ReLU's outputs fewer."""
 REMEMBERED = 16
 """Sizes of tensors of one layout, the largest of which the next one gets room for."""
 HEADROOM = 1.125
@@ -87,7 +89,8 @@ class Bounded(Codec):
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
         """A guess."""
         n = math.prod(shape)
-        return Extent(n, dtype.itemsize).nbytes(n * GUESSED_BITS // WORD_BITS)
+        bits = max(1.0, math.log2(GUESSED_STEPS / self.bound)) if self.relative else GUESSED_BITS
+        return Extent(n, dtype.itemsize).nbytes(int(n * bits) // WORD_BITS)
 
 
 class _Packer:

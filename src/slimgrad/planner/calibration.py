@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slimgrad.codecs import Codec, Demand, FewBit, Lossless, Offload, Quant, TopK
+from slimgrad.codecs import Blocks, Bounded, Codec, Demand, FewBit, Lossless, Offload, Quant, TopK
 from slimgrad.errors import SpecError
 from slimgrad.kernels.codes import code_bytes
 from slimgrad.ops import fewbit_function
@@ -114,6 +114,10 @@ def _indices(n: int, device: torch.device) -> Tensor:
     return (rows % 64).reshape(-1, 8, 8)
 
 
+def _rows(n: int, device: torch.device) -> Tensor:
+    return torch.randn(n // 64, 64, device=device)
+
+
 PLANE = {"input_size": (8, 8)}
 
 CASES = (
@@ -122,6 +126,8 @@ CASES = (
     *(Case(Quant(bits=bits), Demand(need=Need.VALUES), _values) for bits in (8, 4, 3, 2)),
     Case(FewBit(bits=3), Demand(need=Need.DERIVATIVE, fn="silu"), _values),
     Case(TopK(keep=0.1), Demand(need=Need.OPERAND), _values),
+    Case(Bounded(bound=0.01, relative=True), Demand(need=Need.VALUES), _values),
+    Case(Blocks(keep=0.5, means=16, unbiased=True), Demand(need=Need.OPERAND), _rows),
     Case(Offload(), Demand(need=Need.VALUES), _values),
 )
 
@@ -135,7 +141,7 @@ def calibrate(device: torch.device | str | None = None, *, progress: Progress | 
     """The speeds of `device`, measured in seconds and then remembered for this device and version of torch."""
     place = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     name = device_name(place)
-    key = f"calibration 2: {name}, {torch.__version__}, {torch.get_num_threads()} threads"
+    key = f"calibration 3: {name}, {torch.__version__}, {torch.get_num_threads()} threads"
     return remembered(key, Calibration, lambda: measure(place, progress or (lambda *_: None)))
 
 

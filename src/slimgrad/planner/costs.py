@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from slimgrad.codecs import Codec, FewBit, Offload, Quant, TopK
+from slimgrad.codecs import Blocks, Bounded, Codec, FewBit, Offload, Quant, TopK
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.fusing import FUSED, Fusible
 from slimgrad.planner.offers import Item, Offer, Pack
@@ -24,9 +24,13 @@ NOISE: dict[str, float] = {
     "FewBit(3)": 4e-3,
     "TopK(0.3)": 2.4e-1,
     "TopK(0.1)": 5.6e-1,
+    "Bounded(0.01)": 3.6e-3,
+    "Blocks(0.7)": 3.7e-1,
+    "Blocks(0.5)": 9.4e-1,
 }
 """The squared relative error of what a codec gives back, for normal values: a group of 128 spans 5.5 deviations, of
-which rounding to n steps loses (5.5 / n)**2 / 12; the largest tenth of the values holds 44 % of the square."""
+which rounding to n steps loses (5.5 / n)**2 / 12; the largest tenth of the values holds 44 % of the square. What bounds
+and drawn blocks lose was measured on 4096 x 768 of them."""
 
 FLOWS_ON = 0.1
 """How much of the error in a value shows in each gradient that flows on from there: residual branches and norms carry
@@ -160,6 +164,8 @@ class Costs:
 def noise_key(codec: Codec) -> str:
     if isinstance(codec, (Quant, FewBit)):
         return f"{type(codec).__name__}({codec.bits})"
-    if isinstance(codec, TopK):
-        return f"TopK({codec.keep})"
+    if isinstance(codec, (TopK, Blocks)):
+        return f"{type(codec).__name__}({codec.keep})"
+    if isinstance(codec, Bounded):
+        return f"Bounded({codec.bound})"
     return type(codec).__name__

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from slimgrad.codecs import Codec, Demand, Derive, FewBit, Lossless, Offload, Quant, TopK
+from slimgrad.codecs import Blocks, Bounded, Codec, Demand, Derive, FewBit, Lossless, Offload, Quant, TopK
 from slimgrad.errors import SpecError
 from slimgrad.planner.problem import Span
 from slimgrad.spec import OUTSIDE, Need, Profile, Site
@@ -23,6 +23,8 @@ CHOICES: dict[str, tuple[tuple[Codec, ...], ...]] = {
     "quant": tuple((Quant(bits=bits), Lossless()) for bits in (8, 4)),
     "quant-low": tuple((Quant(bits=bits), Lossless()) for bits in (3, 2)),
     "topk": tuple((TopK(keep=keep), Lossless()) for keep in (0.3, 0.1)),
+    "bounded": ((Bounded(bound=0.01, relative=True), Lossless()),),
+    "blocks": tuple((Blocks(keep=k, means=m, unbiased=True), Lossless()) for k, m in ((0.7, 8), (0.5, 16))),
     "offload": ((Offload(), Lossless()),),
 }
 """What a plan may do to a storage, by the names that `allow` takes; "recompute" is for modules, and "fewbit" for those

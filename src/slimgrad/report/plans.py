@@ -22,6 +22,8 @@ WHY = {
     "fewbit": "backward reads a derivative alone, which a few bits name",
     "quant": "its values are kept in {bits} bits",
     "topk": "its largest elements are kept",
+    "bounded": "its values are kept within a bound",
+    "blocks": "some of its blocks are kept, and the product behind it skips the others",
     "fused": "it is not kept: a fused op computes the module, and keeps a derivative in three bits",
     "offload": "its values are kept in the host's memory, and copied there and back while the device computes",
 }
