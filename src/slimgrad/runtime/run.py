@@ -17,6 +17,7 @@ from slimgrad.runtime.openings import Border
 from slimgrad.runtime.stages import stages_of
 from slimgrad.runtime.swaps import drop_inert_swaps
 from slimgrad.spec import Report
+from slimgrad.spec.budgets import as_number
 
 
 class Run:
@@ -110,11 +111,12 @@ def apply(
     modules = dict(model.named_modules())
     for rules in (stages.rules, *stages.to_come):
         check_against_model(rules, modules)
-    if min_bytes is not None and (not isinstance(min_bytes, int) or min_bytes < 0):
+    least = None if min_bytes is None else as_number(min_bytes)
+    if min_bytes is not None and (not isinstance(least, int) or least < 0):
         raise SpecError(f"min_bytes must be a number of bytes, 0 or more; found {min_bytes!r}")
     drop_inert_borders(model)
     drop_inert_swaps(model)
-    gate = Gate(model, stages, stages.min_bytes if min_bytes is None else min_bytes)
+    gate = Gate(model, stages, stages.min_bytes if least is None else int(least))
     if batch is not None and not stages.strict:  # those learn every structure from fakes
         gate.learn_ahead(call_arguments(batch))
     gate.attach()
