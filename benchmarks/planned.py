@@ -117,7 +117,8 @@ def planned(bench: Bench, profile: sg.Profile, budget: str, asked: Any, args: ar
     runs: list[sg.Run] = []
 
     def applied() -> AbstractContextManager[sg.Run]:
-        runs.append(sg.apply(bench.built.model, plan))
+        with bench.autocast():  # taught by a batch, even the first step is as promised
+            runs.append(sg.apply(bench.built.model, plan, batch=bench.built.batch))
         return removing(runs[-1])
 
     with applied():
