@@ -153,7 +153,7 @@ def test_an_operand_of_three_products_is_packed_once_even_in_the_copies_of_autoc
 
 
 def shared_tensors(count: int) -> tuple[list[Shared], sg.Quant]:
-    codec, latest = sg.Quant(bits=8), Latest()
+    codec, latest = sg.Quant(bits=8), Latest(Latest.UNPACKED)
     return [Shared(codec.pack(torch.randn(64, 64)), latest) for _ in range(count)], codec
 
 

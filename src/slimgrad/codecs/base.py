@@ -19,9 +19,8 @@ from slimgrad.spec import Need, Value
 class Derivation(Protocol):
     """How one site's tensor is made again in backward; runtime knows them."""
 
-    @property
-    def open_ways(self) -> Sequence[Any]:
-        """Those that are not known to fail."""
+    def open_ways(self, *, products: bool) -> Sequence[Any]:
+        """Those that are not known to fail; with products of matrices among what runs again, or without."""
 
     @property
     def exact(self) -> bool:

@@ -1,4 +1,4 @@
-"""Derive: keep nothing, and make it again in backward by running its cheap producer once more."""
+"""Derive: keep nothing, and make it again in backward by running what made it once more."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed
 from slimgrad.codecs.keep import Keep
+from slimgrad.codecs.selection import check_flag
 from slimgrad.kernels import Layout
 from slimgrad.spec import Need
 
@@ -22,19 +23,26 @@ SERVED = (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Derive(Codec):
-    """What a norm, an activation, a dropout, a product or a sum made, from what that op's own node keeps anyway. Exact
-    if that is.
+    """What a norm, an activation, a dropout, an elementwise product or a sum made, from what that op's own node keeps
+    anyway; with `products`, also what a linear layer or a convolution made, which multiplies once more. Exact if the
+    sources are.
 
     By itself, outside a gate, it knows no producer and keeps a copy.
     """
+
+    products: bool = False
 
     lossy: ClassVar[bool] = False
     holds_values: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
     whole: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        check_flag("Derive", "products", self.products)
+
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
-        return demand.need in SERVED and demand.derivation is not None and bool(demand.derivation.open_ways)
+        derivation = demand.derivation
+        return demand.need in SERVED and derivation is not None and bool(derivation.open_ways(products=self.products))
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
         if demand.derivation is None:

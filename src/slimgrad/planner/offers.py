@@ -12,13 +12,14 @@ import torch
 from slimgrad.codecs import Blocks, Bounded, Codec, Demand, Derive, FewBit, Lossless, Offload, Quant, TopK
 from slimgrad.errors import SpecError
 from slimgrad.planner.problem import Span
-from slimgrad.spec import OUTSIDE, Need, Profile, Site
+from slimgrad.runtime.reruns import PRODUCTS
+from slimgrad.spec import NO_SITE, OUTSIDE, Need, Profile, Site
 
 FEWBIT, RECOMPUTE = "fewbit", "recompute"
 
 CHOICES: dict[str, tuple[tuple[Codec, ...], ...]] = {
     "lossless": ((Lossless(),),),
-    "derive": ((Derive(), Lossless()),),
+    "derive": ((Derive(), Lossless()), (Derive(products=True), Lossless())),
     FEWBIT: ((FewBit(bits=3), Lossless()),),
     "quant": tuple((Quant(bits=bits), Lossless()) for bits in (8, 4)),
     "quant-low": tuple((Quant(bits=bits), Lossless()) for bits in (3, 2)),
@@ -146,16 +147,24 @@ class Desk:
         served = {site: self._first(site, codecs) for site in item.sites}
         if None in served.values():
             return
-        derived = [site for site, codec in served.items() if isinstance(codec, Derive)]
+        derived = {site: self._ways(site, codec) for site, codec in served.items() if isinstance(codec, Derive)}
         packs = tuple(self._packs(item, {s: c for s, c in served.items() if c is not None and s not in derived}))
-        most = max((len(self.profile.sites[site].sources) for site in derived), default=1)
-        for way in range(most):
-            ways = tuple((site, min(way, len(self.profile.sites[site].sources) - 1)) for site in derived)
+        for place in range(max(map(len, derived.values()), default=1)):
+            ways = tuple((site, found[min(place, len(found) - 1)]) for site, found in derived.items())
             yield Offer(tuple(codecs), packs, ways)
+
+    def _ways(self, number: int, codec: Derive) -> list[int]:
+        """Those that the codec may take; every site that it serves has one."""
+        return ways_of(self.profile, number, products=codec.products)
 
     def _first(self, number: int, codecs: Sequence[Codec]) -> Codec | None:
         site = self.profile.sites[number]
-        return next((codec for codec in codecs if serves(codec, site, self.demand(site))), None)
+        return next((codec for codec in codecs if self._serves(codec, number, site)), None)
+
+    def _serves(self, codec: Codec, number: int, site: Site) -> bool:
+        if isinstance(codec, Derive):
+            return bool(self._ways(number, codec)) and site.need in (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
+        return codec.serves(self.demand(site), getattr(torch, site.dtype))
 
     def demand(self, site: Site) -> Demand:
         """What backward demands there, as far as a profile tells; a parameter's copy is told by its name."""
@@ -207,10 +216,15 @@ class Desk:
         return Pack(codec, lead.need, codec.promised(shape, dtype, demand), dense, tuple(savers))
 
 
-def serves(codec: Codec, site: Site, demand: Demand) -> bool:
-    if isinstance(codec, Derive):
-        return bool(site.sources) and site.need in (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
-    return codec.serves(demand, getattr(torch, site.dtype))
+def ways_of(profile: Profile, number: int, *, products: bool) -> list[int]:
+    """The ways to make a site again; those in which matrices are multiplied, too, or not."""
+    ways = enumerate(profile.sites[number].runs)
+    return [way for way, runs in ways if products or not any(is_product(profile, run) for run in runs)]
+
+
+def is_product(profile: Profile, run: int) -> bool:
+    """Whether the op that saves this site, and runs again, multiplies matrices."""
+    return run != NO_SITE and profile.sites[run].node in PRODUCTS
 
 
 def spans_of(profile: Profile, item: Item, offer: Offer) -> list[Span]:

@@ -1,4 +1,4 @@
-"""Derivations: what backward reads, made again from what other nodes keep, by running a cheap op once more.
+"""Derivations: what backward reads, made again from what other nodes keep, by running an op once more.
 
 NOTE [What a derivation holds]
 Eager autograd keeps both sides of every norm and activation: the norm's input for its own backward, and its output for
@@ -17,10 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
@@ -28,6 +26,7 @@ from slimgrad.codecs import Demand, Packed
 from slimgrad.errors import SavedTensorModifiedError
 from slimgrad.kernels import Layout, is_dense
 from slimgrad.runtime.needs import VIEWS
+from slimgrad.runtime.reruns import NEED_EPS, OPS
 from slimgrad.runtime.tickets import CAST, RESHAPING
 
 MOST_RERUNS = 5
@@ -36,122 +35,12 @@ MOST_RERUNS = 5
 BEFORE_CAST = RESHAPING | {CAST}
 """What may come before a cast: a view that turns elements round would be lost with the memory that it is a view of."""
 
+LOOKED_THROUGH = VIEWS | RESHAPING
+
 NOTHING_AROUND = nullcontext()
 
 MOST_WAYS = 4
 """Ways to make one tensor that are remembered, the cheapest first."""
-
-Tensors = tuple[Any, ...]
-Again = Callable[[Node, nn.Module | None, Tensors], Tensor]
-
-
-@dataclass(frozen=True)
-class Op:
-    """How the op behind a node is run again."""
-
-    reads: tuple[tuple[str | None, int | None], ...]
-    """For each tensor it reads: the slot that may hold it, and the edge to what made it. A '?' ends the name of a slot
-    that is empty where the op was given nothing."""
-    again: Again
-    result: str | None = None
-    """The slot under which the node keeps what it made."""
-    outside: Callable[[Node, nn.Module | None], Tensor | None] | None = None
-    """A parameter that is read, but by no slot."""
-
-
-def _pointwise(
-    function: Callable[..., Tensor], *names: str, slot: str | None = "self", result: str | None = None
-) -> Op:
-    def again(node: Node, module: nn.Module | None, tensors: Tensors) -> Tensor:
-        return function(tensors[0], *[getattr(node, f"_saved_{name}") for name in names])
-
-    return Op(((slot, 0),), again, result)
-
-
-def _of_two(function: Callable[[Tensor, Tensor], Tensor], *slots: str | None) -> Op:
-    return Op(tuple(zip(slots, (0, 1), strict=True)), lambda node, module, tensors: function(*tensors))
-
-
-def _layer_norm(node: Any, module: Any, tensors: Tensors) -> Tensor:
-    x, weight, bias = tensors
-    return torch.native_layer_norm(x, node._saved_normalized_shape, weight, bias, module.eps)[0]
-
-
-def _group_norm(node: Any, module: Any, tensors: Tensors) -> Tensor:
-    x, weight = tensors
-    sizes = node._saved_N, node._saved_C, node._saved_HxW, node._saved_group
-    return torch.native_group_norm(x, weight, norm_bias(node, module), *sizes, node._saved_eps)[0]
-
-
-def _rms_norm(node: Any, module: Any, tensors: Tensors) -> Tensor:
-    x, weight = tensors
-    return torch.rms_norm(x, node._saved_normalized_shape, weight, module.eps)
-
-
-def _batch_norm(function: Callable[..., Any], eps: str) -> Again:
-    def again(node: Any, module: Any, tensors: Tensors) -> Tensor:
-        x, weight, mean, var = tensors
-        training = node._saved_training
-        running = (None, None) if training else (mean, var)  # running statistics must not move twice
-        bias = norm_bias(node, module)
-        made = function(x, weight, bias, *running, training, 0.0, getattr(node, f"_saved_{eps}"))
-        return made[0]  # type: ignore[no-any-return]
-
-    return again
-
-
-def norm_bias(node: Node, module: nn.Module | None) -> Tensor | None:
-    """The bias of a norm that does not save it; a frozen one is known to the module alone."""
-    edge = node.next_functions[2][0]
-    if edge is not None:
-        return getattr(edge, "variable", None)
-    bias = getattr(module, "bias", None)
-    return None if bias is None or bias.requires_grad else bias  # a trained one would have an edge, if it were read
-
-
-def dropout_scale(p: float) -> float:
-    """What is left of a tensor is multiplied with; nothing is left where p is 1."""
-    return 1 / (1 - p) if p < 1 else 0.0
-
-
-BATCH_NORM = (("input", 0), ("weight?", 1), ("running_mean?", None), ("running_var?", None))
-
-OPS: dict[str, Op] = {
-    "ReluBackward0": _pointwise(torch.relu, slot=None, result="result"),
-    "HardtanhBackward0": _pointwise(F.hardtanh, "min_val", "max_val"),
-    "LeakyReluBackward0": _pointwise(F.leaky_relu, "negative_slope"),
-    "HardsigmoidBackward0": _pointwise(F.hardsigmoid),
-    "HardswishBackward0": _pointwise(F.hardswish),
-    "GeluBackward0": Op((("self", 0),), lambda node, m, x: F.gelu(x[0], approximate=node._saved_approximate)),  # type: ignore[attr-defined]
-    "SiluBackward0": _pointwise(F.silu),
-    "MishBackward0": _pointwise(F.mish),
-    "SoftplusBackward0": _pointwise(F.softplus, "beta", "threshold"),
-    "SigmoidBackward0": _pointwise(torch.sigmoid, slot=None, result="result"),
-    "TanhBackward0": _pointwise(torch.tanh, slot=None, result="result"),
-    "GluBackward0": _pointwise(F.glu, "dim"),
-    "AddBackward0": Op(((None, 0), (None, 1)), lambda node, m, x: torch.add(x[0], x[1], alpha=node._saved_alpha)),  # type: ignore[attr-defined]
-    "SubBackward0": Op(((None, 0), (None, 1)), lambda node, m, x: torch.sub(x[0], x[1], alpha=node._saved_alpha)),  # type: ignore[attr-defined]
-    "MulBackward0": _of_two(torch.mul, "self", "other"),
-    "DivBackward0": _of_two(torch.div, "self", "other"),
-    "NativeDropoutBackward0": Op(
-        ((None, 0), ("result1", None)),
-        lambda node, m, x: torch.ops.aten.native_dropout_backward(x[0], x[1], dropout_scale(node._saved_p)),  # type: ignore[attr-defined]
-    ),
-    "NativeLayerNormBackward0": Op((("input", 0), ("weight?", 1), ("bias?", 2)), _layer_norm),
-    "FusedRmsNormBackward0": Op((("input", 0), ("weight?", 1)), _rms_norm),
-    "NativeGroupNormBackward0": Op((("input", 0), ("weight?", 1)), _group_norm, outside=norm_bias),
-    "NativeBatchNormBackward0": Op(BATCH_NORM, _batch_norm(torch.native_batch_norm, "eps"), outside=norm_bias),
-    "CudnnBatchNormBackward0": Op(BATCH_NORM, _batch_norm(torch.cudnn_batch_norm, "epsilon"), outside=norm_bias),
-}
-"""Ops that cost a pass or two over memory, by their backward nodes."""
-
-NEED_EPS = ("NativeLayerNormBackward0", "FusedRmsNormBackward0")
-"""Their nodes do not know it; the module does, if it calls it so."""
-
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
-"""Modules of which it is known that `bias` is what they add. A convolution that normalizes its weights has one too,
-which is zero at first: the first forward would not tell that it is another."""
-
 
 # --- what a watched forward tells -----------------------------------------------------------------------------------
 
@@ -190,12 +79,10 @@ Saves = Callable[[Node, str], bool]
 
 
 def passage(tensor: Tensor, saves: Saves) -> Passage | None:
-    """How the tensor could be made again, from its own graph; None if its maker is not cheap, or not known."""
+    """How the tensor could be made again, from its own graph; None if its maker is none that can run again."""
     names, node = [], tensor.grad_fn
     is_cast = False
-    while (
-        node is not None and node.name() in VIEWS and (not is_cast or node.name() in RESHAPING or node.name() == CAST)
-    ):
+    while node is not None and node.name() in (BEFORE_CAST if is_cast else LOOKED_THROUGH):
         is_cast = is_cast or node.name() == CAST
         names.append(node.name())
         node = node.next_functions[0][0]
@@ -205,7 +92,7 @@ def passage(tensor: Tensor, saves: Saves) -> Passage | None:
 
 def _term(node: Node, saves: Saves, most: int) -> Term | None:
     op = OPS.get(node.name())
-    if op is None or most == 0:
+    if op is None or most == 0 or not (op.knows is None or op.knows(node)):
         return None
     reads = tuple(_read(node, slot, edge, saves, most) for slot, edge in op.reads)
     return Term(node.name(), node._sequence_nr(), op.result, reads)
@@ -246,7 +133,16 @@ class Way:
 
     what: Made | Taken
     sites: frozenset[int]
-    reruns: int
+    runs: tuple[tuple[str, int | None], ...] = ()
+    """The ops that run again: the name of the node, and a site that it saves before it runs, if there is one."""
+
+    @property
+    def reruns(self) -> int:
+        return len(self.runs)
+
+    @property
+    def products(self) -> int:
+        return sum(OPS[name].is_product for name, _ in self.runs)
 
 
 SiteAt = Callable[[int, str], int | None]
@@ -256,14 +152,17 @@ ModuleAt = Callable[[int], nn.Module | None]
 
 
 def ways(term: Term, site_at: SiteAt, module_at: ModuleAt) -> tuple[Way, ...]:
-    """The ways to make again what the node of `term` made, the cheapest first."""
-    found = sorted(_made(term, site_at, module_at), key=lambda way: way.reruns)
-    return tuple(way for way in found if way.reruns <= MOST_RERUNS)[:MOST_WAYS]
+    """The ways to make again what the node of `term` made, the cheapest first; with one product at the most, because
+    what a second one reads is a site too.
+    """
+    found = sorted(_made(term, site_at, module_at), key=lambda way: (way.products, way.reruns))
+    return tuple(way for way in found if way.reruns <= MOST_RERUNS and way.products <= 1)[:MOST_WAYS]
 
 
 def _made(term: Term, site_at: SiteAt, module_at: ModuleAt) -> Iterator[Way]:
-    module = _module_of(term, site_at, module_at)
-    if OPS[term.name].outside is not None and not isinstance(module, NORMS):
+    owners, own = OPS[term.name].owners, _own_site(term, site_at)
+    module = None if own is None else module_at(own)
+    if owners and not isinstance(module, owners):
         return
     if term.name in NEED_EPS and not isinstance(getattr(module, "eps", None), float):
         return
@@ -271,13 +170,14 @@ def _made(term: Term, site_at: SiteAt, module_at: ModuleAt) -> Iterator[Way]:
         filled = [(edge, way) for edge, way in parts if way is not None]
         pieces = tuple(None if way is None else (edge, way.what) for edge, way in parts)
         sites = frozenset(site for _, way in filled for site in way.sites)
-        yield Way(Made(term.name, pieces, module), sites, 1 + sum(way.reruns for _, way in filled))
+        runs = ((term.name, own), *(run for _, way in filled for run in way.runs))
+        yield Way(Made(term.name, pieces, module), sites, runs)
 
 
-def _module_of(term: Term, site_at: SiteAt, module_at: ModuleAt) -> nn.Module | None:
-    """The module that ran the op, if its node saved anything."""
+def _own_site(term: Term, site_at: SiteAt) -> int | None:
+    """A site of what the op read, if its node saved any of it."""
     sites = (site_at(term.sequence, read.slot) for read in term.reads if read.slot is not None)
-    return next((module_at(site) for site in sites if site is not None), None)
+    return next((site for site in sites if site is not None), None)
 
 
 def _options(term: Term, read: Read, site_at: SiteAt, module_at: ModuleAt) -> Iterator[tuple[int | None, Way | None]]:
@@ -287,13 +187,13 @@ def _options(term: Term, read: Read, site_at: SiteAt, module_at: ModuleAt) -> It
         return
     site = None if read.slot is None else site_at(term.sequence, read.slot)
     if site is not None and read.slot is not None:
-        yield None, Way(Taken(read.slot), frozenset([site]), 0)
+        yield None, Way(Taken(read.slot), frozenset([site]))
     maker = read.maker
     if maker is None:
         return
     kept = None if maker.result is None else site_at(maker.sequence, maker.result)
     if kept is not None and maker.result is not None:
-        yield read.edge, Way(Taken(maker.result), frozenset([kept]), 0)
+        yield read.edge, Way(Taken(maker.result), frozenset([kept]))
     for way in _made(maker, site_at, module_at):
         yield read.edge, way
 
@@ -326,9 +226,8 @@ class Derivation:
     refuted: dict[Way, None] = field(default_factory=dict)
     """Ways that came out differently; shared by all that were made of this."""
 
-    @property
-    def open_ways(self) -> tuple[Way, ...]:
-        return tuple(way for way in self.ways if way not in self.refuted)
+    def open_ways(self, *, products: bool) -> tuple[Way, ...]:
+        return tuple(way for way in self.ways if way not in self.refuted and (products or not way.products))
 
     def refute(self) -> None:
         """What came out differently is not tried again."""
@@ -374,7 +273,7 @@ class Derivation:
             if parameter._version != version:
                 raise SavedTensorModifiedError(
                     f"a parameter of shape {tuple(parameter.shape)} was changed in place between forward and backward "
-                    f"(version {version} then, {parameter._version} now), so what a norm made with it cannot be made "
+                    f"(version {version} then, {parameter._version} now), so what was made with it cannot be made "
                     "again. Call backward before optimizer.step(), or exempt the module with Rule(path, Keep())."
                 )
         node = _behind(handle.node, self.names)

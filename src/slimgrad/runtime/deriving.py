@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from torch.autograd.graph import Node
@@ -11,6 +11,7 @@ from slimgrad.codecs import Demand, Derive, Keep, Lossless
 from slimgrad.runtime.derivations import MOST_RERUNS, Derivation, Way
 from slimgrad.runtime.lesson import Lesson
 from slimgrad.runtime.parts import Part
+from slimgrad.runtime.reruns import PRODUCTS
 from slimgrad.spec import Need
 
 Parts = Mapping[int, Part]
@@ -29,7 +30,7 @@ def derived(parts: Parts, packed: Parts, lesson: Lesson) -> dict[int, Part] | No
         if not isinstance(part.codec, Derive):
             continue
         derivation = lesson.derivations[saver]
-        way = None if derivation is None else _open_way(derivation, packed)
+        way = None if derivation is None else _open_way(derivation, packed, products=part.codec.products)
         if derivation is None or way is None:
             return None
         demand = Demand(need=Need.VALUES, derivation=derivation.by(way, exact=_is_exact(way, packed)))
@@ -37,9 +38,9 @@ def derived(parts: Parts, packed: Parts, lesson: Lesson) -> dict[int, Part] | No
     return found
 
 
-def _open_way(derivation: Derivation, packed: Parts) -> Way | None:
+def _open_way(derivation: Derivation, packed: Parts, *, products: bool) -> Way | None:
     """The first of which every source tells its values, and that does not run too much again."""
-    for way in derivation.open_ways:
+    for way in derivation.open_ways(products=products):
         if all(_tells(packed.get(site)) for site in way.sites) and reruns(way, packed) <= MOST_RERUNS:
             return way
     return None
@@ -70,18 +71,34 @@ def _is_exact(way: Way, packed: Parts) -> bool:
 def readers_of(packed: Parts, lesson: Lesson) -> dict[int, tuple[str, ...]]:
     """Source -> the nodes that read it to make what they need."""
     found: dict[int, dict[str, None]] = {}
-    for saver, part in packed.items():
-        derivation = part.demand.derivation
-        if not isinstance(derivation, Derivation) or derivation.way is None:
-            continue
-        pending = list(derivation.way.sites)
+    ways = dict(_ways_in(packed))
+    for saver, way in ways.items():
+        pending = list(way.sites)
         while pending:
             site = pending.pop()
             found.setdefault(site, {})[lesson.profile.sites[saver].node] = None
-            behind = packed[site].demand.derivation if site in packed else None
-            if isinstance(behind, Derivation) and behind.way is not None:
-                pending.extend(behind.way.sites)
+            pending.extend(ways[site].sites if site in ways else ())
     return {site: tuple(names) for site, names in found.items()}
+
+
+def reads_besides(packed: Parts, lesson: Lesson) -> dict[int, int]:
+    """Of what is made again and read, besides by its own node, to make something else: how often that is. Only where
+    somebody reads it at once and making it is dear, or reading it is what a product does that runs again.
+    """
+    sites, ways = lesson.profile.sites, dict(_ways_in(packed))
+    found: dict[int, set[int]] = {}
+    for saver, way in ways.items():
+        for source in way.sites & ways.keys():
+            if ways[source].products or sites[source].node in PRODUCTS:
+                found.setdefault(source, set()).add(sites[saver].content)
+    return {source: len(contents) for source, contents in found.items()}
+
+
+def _ways_in(packed: Parts) -> Iterator[tuple[int, Way]]:
+    for saver, part in packed.items():
+        derivation = part.demand.derivation
+        if isinstance(derivation, Derivation) and derivation.way is not None:
+            yield saver, derivation.way
 
 
 def of_node(demand: Demand, node: Node | None) -> Demand:

@@ -97,7 +97,8 @@ class Frame(ABC):
         self.counts: dict[str, int] = {}
         self.surprises: list[str] = []
         self._shared: dict[Any, tuple[StorageWeakRef | None, Shared]] = {}
-        self._latest = Latest()
+        self._latest = Latest(Latest.UNPACKED)
+        self._made = Latest(Latest.MADE)
         self._pending: deque[Packed] = deque()
         self._pack = self.pack  # one object, so that torch's stack can be compared by identity
         self._on = False
@@ -237,7 +238,8 @@ class Frame(ABC):
     def _pack_shared(
         self, key: Any, storage: torch.UntypedStorage | None, tensor: Tensor, order: Order, demand: Demand
     ) -> Shared:
-        shared = Shared(self._start(tensor, order, demand), self._latest)
+        latest = self._made if order.reads_besides else self._latest
+        shared = Shared(self._start(tensor, order, demand), latest)
         self._shared[key] = (None if storage is None else StorageWeakRef(storage), shared)
         return shared
 

@@ -18,7 +18,7 @@ from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.graph import reveal, tensors_in
 from slimgrad.runtime.tickets import Held, sized
 from slimgrad.runtime.watch import Chain, Record, WatchFrame
-from slimgrad.spec import Need, Profile, Site, Storage
+from slimgrad.spec import NO_SITE, Need, Profile, Site, Storage
 
 UNNAMED = "(unnamed)"
 """A parameter the model does not list, such as the gathered one of a sharded model: another object in each forward."""
@@ -128,7 +128,7 @@ def lesson(
     derivations = tuple(_derivation(record, by_slot, sites, records, modules) for record in records)
     contents = _numbered(record.content for record in records)
     sites = [
-        replace(site, content=content, sources=_sources(found), reruns=tuple(way.reruns for way in _ways(found)))
+        replace(site, content=content, sources=_sources(found), runs=_runs(found))
         for site, content, found in zip(sites, contents, derivations, strict=True)
     ]
     profile = Profile(sites=tuple(sites), storages=tuple(storages), meta=meta)
@@ -168,6 +168,10 @@ def _ways(derivation: Derivation | None) -> tuple[Way, ...]:
 
 def _sources(derivation: Derivation | None) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(way.sites)) for way in _ways(derivation))
+
+
+def _runs(derivation: Derivation | None) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(NO_SITE if own is None else own for _, own in way.runs) for way in _ways(derivation))
 
 
 def _labels(

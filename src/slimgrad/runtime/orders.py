@@ -13,7 +13,7 @@ from slimgrad.codecs import CODECS, Codec, Derive, Keep
 from slimgrad.errors import RuleError
 from slimgrad.rules import Rule
 from slimgrad.runtime.anchors import lay_out
-from slimgrad.runtime.deriving import derived, of_node, readers_of
+from slimgrad.runtime.deriving import derived, of_node, readers_of, reads_besides
 from slimgrad.runtime.frame import Calls
 from slimgrad.runtime.lesson import UNNAMED, Lesson
 from slimgrad.runtime.parts import Part, families, keepers, parts_of, promised_bytes, sharing
@@ -163,11 +163,12 @@ def structure(
             reasons[number] = why
         else:
             packed |= parts
-    numbers, shares, readers = families(packed.values()), sharing(packed, lesson), readers_of(packed, lesson)
+    numbers, readers, besides = families(packed.values()), readers_of(packed, lesson), reads_besides(packed, lesson)
+    shares = sharing(packed, lesson, besides)
     for saver, part in packed.items():
         family = numbers[part.codec, part.demand.key]
         orders[lesson.records[saver].number] = _order(
-            lesson, saver, part, family, shares[saver], readers.get(saver, ())
+            lesson, saver, part, family, shares[saver], readers.get(saver, ()), besides.get(saver, 0)
         )
     calls, borders = lay_out(lesson.trail, orders)
     fixtures = tuple(_fixtures(orders.values(), {*borders, *swapped}, modules))
@@ -181,7 +182,15 @@ def _without_derive(storage: Storage, offers: Mapping[int, Sequence[Codec]]) -> 
     return {saver: codecs[0] for saver, codecs in others.items() if codecs}
 
 
-def _order(lesson: Lesson, number: int, part: Part, family: int, shared: Sharing, readers: tuple[str, ...]) -> Order:
+def _order(
+    lesson: Lesson,
+    number: int,
+    part: Part,
+    family: int,
+    shared: Sharing,
+    readers: tuple[str, ...],
+    besides: int,
+) -> Order:
     record, sibling = lesson.records[number], lesson.siblings[number]
     return Order(
         site=lesson.profile.sites[number],
@@ -194,6 +203,7 @@ def _order(lesson: Lesson, number: int, part: Part, family: int, shared: Sharing
         family=family,
         sharing=shared,
         readers=readers,
+        reads_besides=besides,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +127,9 @@ def families(parts: Iterable[Part]) -> dict[tuple[Codec, Any], int]:
     return {pair: number for number, pair in enumerate(pairs)}
 
 
-def sharing(parts: Mapping[int, Part], lesson: Lesson) -> dict[int, Sharing]:
+def sharing(parts: Mapping[int, Part], lesson: Lesson, besides: Collection[int]) -> dict[int, Sharing]:
     """Saver -> with whom it shares its Packed. Views of the same memory only where shape and strides are nothing to the
-    codec; what they are to others, frames look at.
+    codec; what they are to others, frames look at. Those `besides` have readers that are no savers.
     """
     sites, records = lesson.profile.sites, lesson.records
     memory, copies = {}, {}
@@ -147,6 +147,8 @@ def sharing(parts: Mapping[int, Part], lesson: Lesson) -> dict[int, Sharing]:
             found[saver] = Sharing.MEMORY
         elif records[saver].origin is not None and as_copies[copies[saver]] > 1:
             found[saver] = Sharing.COPIES
+        elif saver in besides:
+            found[saver] = Sharing.MEMORY
         else:
             found[saver] = Sharing.NONE
     return found

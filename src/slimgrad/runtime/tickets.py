@@ -100,6 +100,8 @@ class Order:
     """Whether second-order gradients must be refused."""
     readers: tuple[str, ...] = ()
     """Nodes that read it too, to make what they need from it."""
+    reads_besides: int = 0
+    """How often they do, where it is worth holding until then."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rank", len(self.site.shape))
@@ -189,17 +191,20 @@ def is_output(tensor: Tensor) -> bool:
 class Latest:
     """The memory that shared tensors of one forward were unpacked to last, for readers to come."""
 
-    __slots__ = ("memories",)
+    __slots__ = ("memories", "most")
 
-    MOST = 2
+    UNPACKED = 2
     """Attention reads q, k and v before its own output, which the product after it has just read."""
+    MADE = 4
+    """Of what is made again for several: what a gated unit read, its gate, the values beside it, and their product."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         self.memories: dict[int, torch.UntypedStorage] = {}
+        self.most = most
 
     def keep(self, memory: torch.UntypedStorage) -> None:
         self.memories[memory._cdata] = memory
-        if len(self.memories) > self.MOST:
+        if len(self.memories) > self.most:
             del self.memories[next(iter(self.memories))]
 
     def drop(self, memory: torch.UntypedStorage) -> None:
@@ -211,7 +216,7 @@ class Shared:
     attention, and for those that read right after, such as the three products that q, k and v come from.
 
     It is the memory that is remembered, weakly: autograd makes tensors of its own of what it is handed. `latest` holds
-    it until all have read it or two others are unpacked, so that readers who never come cost no more than two tensors.
+    it until all have read it or a few others are unpacked, so that readers who never come cost no more than those.
     """
 
     __slots__ = ("_latest", "_memory", "packed", "readers")
@@ -251,7 +256,7 @@ class Sealed:
         self.view = view
         """Which part of the shared memory is asked for, if it is not the tensor that was packed."""
         if shared is not None:
-            shared.readers += 1
+            shared.readers += 1 + order.reads_besides
 
     def open(self) -> Tensor:
         order, node = self.order, _current_node()

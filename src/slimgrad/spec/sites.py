@@ -42,6 +42,9 @@ class Need(enum.Enum):
         return self.name
 
 
+NO_SITE = -1
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Site(Value):
     """One saved slot: which module call saved it, for which backward node, and what that node needs of it."""
@@ -75,8 +78,13 @@ class Site(Value):
     """The same number for sites that hold the very same elements, in one storage or as copies in several."""
     sources: tuple[tuple[int, ...], ...] = ()
     """Ways to make it again, the cheapest first: the numbers of the sites whose values each of them reads."""
-    reruns: tuple[int, ...] = ()
-    """Of each way: the ops it runs again."""
+    runs: tuple[tuple[int, ...], ...] = ()
+    """Of each way, for each op that it runs again: a site of what the op reads; NO_SITE if it saves none of that."""
+
+    @property
+    def reruns(self) -> tuple[int, ...]:
+        """Of each way: how many ops it runs again."""
+        return tuple(map(len, self.runs))
 
     @property
     def key(self) -> tuple[str, int, int]:
