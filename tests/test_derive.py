@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import slimgrad as sg
+from slimgrad.runtime import derivations
 from slimgrad.runtime.derivations import Derivation, Handle
-from tests.zoo import ZOO, Entry, assert_same_gradients, fresh, gradients
+from tests.zoo import ZOO, Entry, assert_same_gradients, fresh, gradients, relative_error
 
 DTYPES = pytest.mark.parametrize("autocast", [None, torch.bfloat16], ids=["fp32", "bf16"])
 ENTRIES = pytest.mark.parametrize("entry", ZOO, ids=str)
@@ -86,6 +87,37 @@ def test_sites_taught_by_a_batch_are_compared_with_the_first_real_tensors(entry:
     for seed in range(2):
         assert_same_gradients(gradients(entry, plain, "cpu", seed=seed), gradients(entry, treated, "cpu", seed=seed))
     assert run.report().kept_after == run.report().promised
+
+
+@DTYPES
+@ENTRIES
+def test_every_gradient_of_the_zoo_is_bit_equal_with_products_that_run_again(
+    entry: Entry, autocast: torch.dtype | None, device: torch.device
+) -> None:
+    plain = fresh(entry, device)
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, sg.Derive(products=True), min_bytes=SMALL)
+    for seed in range(2):
+        expected = gradients(entry, plain, device, autocast=autocast, seed=seed)
+        assert_same_gradients(expected, gradients(entry, treated, device, autocast=autocast, seed=seed))
+    report = run.report()
+    assert report.kept_after == report.promised, report
+
+
+@ENTRIES
+def test_what_one_kernel_makes_of_packed_sources_is_as_near_as_what_the_ops_make_of_them(
+    entry: Entry, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearer, as a rule: the kernel takes a layer norm's own statistics, where the op finds those of the few bits."""
+    one, other = fresh(entry, device), fresh(entry, device)
+    exact = gradients(entry, fresh(entry, device), device)
+    for model in (one, other):
+        sg.apply(model, "derive(); quant(bits=8); lossless()", min_bytes=SMALL)
+        gradients(entry, model, device)
+    chained = gradients(entry, one, device)
+    monkeypatch.setattr(derivations, "unpacked_through", lambda *_: None)
+    stepwise = gradients(entry, other, device)
+    assert relative_error(exact, chained) <= 1.5 * relative_error(exact, stepwise) + 1e-6
 
 
 class Block(nn.Module):

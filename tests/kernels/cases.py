@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimgrad.kernels import Buckets, Groups, Interval, Windows
+from slimgrad import kernels
+from slimgrad.kernels import Buckets, Chain, Groups, Interval, Step, Windows
 
 INF = float("inf")
 
@@ -136,4 +138,72 @@ POOLS = (
     Pool((2, 3, 6, 7, 8), 3, 2, 1, rank=3, channels_last=True),
     Pool((2, 64, 33, 31), 3, 2, 1),  # several blocks
     Pool((2, 64, 33, 31), 3, 2, 1, channels_last=True),
+)
+
+
+@dataclass(frozen=True)
+class ChainCase:
+    """Elementwise steps behind the unpacking of rows of `inner` elements."""
+
+    chain: Chain
+    rows: int
+
+    def __str__(self) -> str:
+        how = self.chain.how
+        steps = "-".join(" ".join(filter(None, step)) for step in self.chain.steps)
+        return f"{self.rows}x{self.inner}-{how.bits}-{how.group}{'-zeros' * how.zeros}-{steps}"
+
+    @property
+    def inner(self) -> int:
+        return self.chain.inner
+
+    def made(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """What is unpacked in float32, the packed tensor, and operands."""
+        torch.manual_seed(self.rows)
+        shape, how = (self.rows, self.inner), self.chain.how
+        x = torch.randn(shape) * 2
+        packed = kernels.pack_groups(x.relu() if how.zeros else x, how)
+        values = kernels.unpack_groups(packed, shape, (self.inner, 1), how, torch.float32)
+        sizes = {"row": (self.rows,), "column": (self.inner,), "same": shape}
+        operands = [
+            kernels.pack_groups(torch.randn(shape).relu(), how)
+            if step.operand == "packed"
+            else (torch.rand(sizes[step.operand]) + 0.5).to(torch.bfloat16 if place % 2 else torch.float32)
+            for place, step in enumerate(self.chain.steps)
+            if step.operand
+        ]
+        return values, packed, operands
+
+    def expected(self, values: Tensor, operands: list[Tensor]) -> Tensor:
+        """The steps in torch, in double precision."""
+        x, given = values.double(), iter(operands)
+        for step in self.chain.steps:
+            if not step.operand:
+                x = FUNCTIONS[step.op](x)
+                continue
+            operand = next(given)
+            if step.operand == "packed":
+                operand = kernels.unpack_groups(operand, values.shape, values.stride(), self.chain.how, torch.float32)
+            operand = operand.double()
+            x = getattr(torch, step.op)(x, operand[:, None] if step.operand == "row" else operand)
+        return x
+
+
+FUNCTIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+}
+LAYER_NORM = (Step("sub", "row"), Step("mul", "row"), Step("mul", "column"), Step("add", "column"))
+
+CHAINS = (
+    *(ChainCase(Chain(Groups(bits, 128), LAYER_NORM, 72), 30) for bits in (8, 4, 3, 2)),
+    *(ChainCase(Chain(Groups(4, 128), LAYER_NORM, inner), rows) for inner, rows in ((8, 1), (8, 300), (1024, 3))),
+    ChainCase(Chain(Groups(4, 64), (Step("mul", "row"), Step("mul", "column")), 2048), 5),
+    ChainCase(Chain(Groups(4, 128), (Step("silu"), Step("mul", "packed")), 40), 77),
+    ChainCase(Chain(Groups(4, 128, zeros=True), (Step("add", "packed"), Step("relu")), 40), 77),
+    ChainCase(Chain(Groups(4, 128), (Step("add", "same"), Step("div", "same")), 16), 129),
+    *(ChainCase(Chain(Groups(4, 128), (Step(name),), 16), 65) for name in FUNCTIONS),
 )

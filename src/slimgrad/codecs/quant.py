@@ -49,7 +49,8 @@ class Quant(Codec):
             how = Groups(self.bits, self.group, zeros, self.rounding == "stochastic", self.seed)
             object.__setattr__(self, name, how)
 
-    def _groups(self, demand: Demand) -> Groups:
+    def groups(self, demand: Demand) -> Groups:
+        """The format in which a tensor is kept for this demand."""
         return self._zeros if demand.zeros else self._plain  # type: ignore[attr-defined, no-any-return]
 
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
@@ -60,13 +61,13 @@ class Quant(Codec):
         return values_and_masks(demands, SERVED)
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
-        return _treatment(tensor, self._groups(demand)).pack(tensor, demand)
+        return _treatment(tensor, self.groups(demand)).pack(tensor, demand)
 
     def unpack(self, packed: Packed) -> Tensor:
         return Treatment.unpack(packed)
 
     def promised(self, shape: Sequence[int], dtype: torch.dtype, demand: Demand = ITSELF) -> int:
-        return self._groups(demand).nbytes(math.prod(shape))
+        return self.groups(demand).nbytes(math.prod(shape))
 
 
 _treatment = per_layout(kernels.group_packer)

@@ -20,6 +20,7 @@ from torch.compiler import is_compiling
 from slimgrad.kernels import library
 from slimgrad.kernels.blocks import Grid
 from slimgrad.kernels.bounds import Coding
+from slimgrad.kernels.chains import Chain, Step
 from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
@@ -27,6 +28,7 @@ from slimgrad.kernels.packers import (
     Blocker,
     BlockerByFunctions,
     ByFunctions,
+    Chainer,
     Fusion,
     FusionByFunctions,
     Packer,
@@ -46,6 +48,8 @@ __all__ = [
     "Blocker",
     "BoundedParts",
     "Buckets",
+    "Chain",
+    "Chainer",
     "Coding",
     "Fusion",
     "FusionByFunctions",
@@ -59,11 +63,13 @@ __all__ = [
     "Picker",
     "Picks",
     "Pointwise",
+    "Step",
     "Windows",
     "backend",
     "bit_packer",
     "block_product",
     "blocker",
+    "chainer",
     "code_packer",
     "fusion",
     "gated_backward",
@@ -89,6 +95,7 @@ __all__ = [
     "put_blocks_back",
     "unpack_bits",
     "unpack_bounded",
+    "unpack_chain",
     "unpack_codes",
     "unpack_groups",
     "unpack_window",
@@ -132,6 +139,15 @@ def unpack_groups(
     if is_compiling():
         return library.unpack_groups(packed, shape, stride, *how, dtype)  # type: ignore[no-any-return]
     return twin("quant", packed.device, force).unpack_groups(packed, shape, stride, how, dtype)  # type: ignore[no-any-return]
+
+
+def unpack_chain(
+    packed: Tensor, chain: Chain, operands: Sequence[Tensor], layout: Layout, *, force: Backend | None = None
+) -> Tensor:
+    """What elementwise steps make of what was packed, as a tensor of that dense layout, in whose memory elements lie in
+    the order of the packed one: see chains.py. Eager only.
+    """
+    return twin("chaining", packed.device, force).unpack_chain(packed, chain, operands, layout)  # type: ignore[no-any-return]
 
 
 def pack_codes(x: Tensor, buckets: Buckets, *, force: Backend | None = None) -> Tensor:
@@ -266,6 +282,11 @@ def group_packer(layout: Layout, how: Groups) -> Packer:
         lambda x: pack_groups(x, how),
         lambda packed: unpack_groups(packed, layout.shape, layout.stride, how, layout.dtype),
     )
+
+
+def chainer(layout: Layout, chain: Chain, dtypes: tuple[torch.dtype, ...]) -> Chainer:
+    """`unpack_chain` for one layout and operands of these dtypes. Eager only."""
+    return twin("chaining", layout.device, None).chainer(layout, chain, dtypes)  # type: ignore[no-any-return]
 
 
 def bit_packer(layout: Layout, rule: Interval, on: float, off: float) -> Packer:

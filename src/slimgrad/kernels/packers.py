@@ -25,6 +25,12 @@ class ByFunctions(NamedTuple):
     unpack: Callable[[Tensor], Tensor]
 
 
+class Chainer(Protocol):
+    """Unpacks groups through elementwise steps, into tensors of one layout. It checks no step."""
+
+    def unpack(self, packed: Tensor, operands: Sequence[Tensor], /) -> Tensor: ...
+
+
 class Fusion(Protocol):
     """f(x) together with its codes, and level * dY, of dense tensors of one layout. It checks nothing."""
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from slimgrad.kernels import buckets, reference_codes
 from slimgrad.kernels.buckets import COMPARED, WORD_BYTES, borders_on, code_rounds, launch, ways
 from slimgrad.kernels.codes import Pointwise, check_codes, check_floating, code_bytes
-from slimgrad.kernels.formulas import FAR, logistic, normal_tail
+from slimgrad.kernels.formulas import value_of
 from slimgrad.kernels.geometry import Layout, check_dense
-from slimgrad.kernels.halves import exp2, high_of, inverse, is_native, low_of, paired
+from slimgrad.kernels.halves import high_of, is_native, low_of, paired
 from slimgrad.kernels.rounds import codes_of, is_whole, load_rounds, load_words, store_cells
 from slimgrad.kernels.tiles import float32, rounded
 
 FUSED = ("gelu", "gelu_tanh", "silu", "quick_gelu", "sigmoid", "hardswish", "mish")
-"""What `_value` computes. The others: torch computes f, and the codes take a pass of their own."""
+"""What `value_of` computes. The others: torch computes f, and the codes take a pass of their own."""
 
 
 def pointwise_forward(x: Tensor, unit: Pointwise, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -82,47 +82,13 @@ class ByKernels:
 
 
 @triton.jit
-def _gelu(x, NATIVE: tl.constexpr):
-    """max(x, 0) - |x| Q(|x|): 11 instructions, which memory hides, where erf takes 25 and does not; and below zero it
-    loses none of the digits that 1 + erf does.
-    """
-    size = tl.minimum(tl.abs(x), FAR)
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - size * normal_tail(size, NATIVE)
-
-
-@triton.jit
-def _value(x, FUNCTION: tl.constexpr, PRECISE: tl.constexpr, NATIVE: tl.constexpr):
-    """f(x) in float32."""
-    if FUNCTION == "gelu" and PRECISE:
-        y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif FUNCTION == "gelu":
-        y = _gelu(x, NATIVE)
-    elif FUNCTION == "gelu_tanh":  # (1 + tanh(u)) / 2 is the logistic function of 2u
-        y = x * logistic(x * (1.5957691216057308 + 0.07135481282724548 * x * x), NATIVE)
-    elif FUNCTION == "silu":
-        y = x * logistic(x, NATIVE)
-    elif FUNCTION == "quick_gelu":
-        y = x * logistic(1.702 * x, NATIVE)
-    elif FUNCTION == "sigmoid":
-        y = logistic(x, NATIVE)
-    elif FUNCTION == "hardswish":
-        y = x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) * (1.0 / 6.0)
-    else:
-        tl.static_assert(FUNCTION == "mish", "a name in FUSED that has no formula here")
-        e = exp2(tl.minimum(x, 20.0) * 1.4426950408889634, NATIVE)  # tanh(log(1 + e)) = (e^2 + 2e) / (e^2 + 2e + 2)
-        e = e * (e + 2.0)
-        y = x * (e * inverse(e + 2.0, NATIVE))
-    return y
-
-
-@triton.jit
 def _values(x, OUT: tl.constexpr, PAIRS: tl.constexpr, FUNCTION: tl.constexpr, NATIVE: tl.constexpr):
     """f of a round, as it was loaded."""
     if PAIRS:
-        low = _value(low_of(x, OUT), FUNCTION, False, NATIVE)
-        y = paired(low, _value(high_of(x, OUT), FUNCTION, False, NATIVE), OUT, NATIVE)
+        low = value_of(low_of(x, OUT), FUNCTION, False, NATIVE)
+        y = paired(low, value_of(high_of(x, OUT), FUNCTION, False, NATIVE), OUT, NATIVE)
     else:
-        y = rounded(_value(float32(x), FUNCTION, tl.float32 == OUT, NATIVE), OUT)
+        y = rounded(value_of(float32(x), FUNCTION, tl.float32 == OUT, NATIVE), OUT)
     return y
 
 

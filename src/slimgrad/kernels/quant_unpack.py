@@ -56,22 +56,20 @@ def _any_values(codes, scales, ZEROS: tl.constexpr, LARGEST: tl.constexpr):
     return tl.where(wild & (codes == 2), float("inf"), values)
 
 
-@triton.jit(do_not_specialize=["n"])
-def unpack_kernel(
+@triton.jit
+def tile_values(
     packed_ptr,
-    out_ptr,
-    n,
+    tile,
+    tiles,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
+    """What one tile stands for, in float32; as a warp holds it."""
     GROUPS: tl.constexpr = TILE // GROUP
     SHARE: tl.constexpr = THREADS // GROUPS
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
-    tile = tl.program_id(0).to(tl.int64)
-    tiles = tl.num_programs(0).to(tl.int64)
-    cell = tl.arange(0, TILE)
     scale_ptr = (packed_ptr + tiles * (TILE // 8 * BITS)).to(tl.pointer_type(tl.int32)) + tile * GROUPS
     scales = tl.reshape(tl.load(scale_ptr + tl.arange(0, THREADS) // SHARE), [GROUPS, SHARE])[None, :, :, None]
     words = _load_words(packed_ptr + tile * (TILE // 8 * LOW), LOW)
@@ -82,6 +80,23 @@ def unpack_kernel(
         values = _tame_values(codes, scales, ZEROS)
     else:
         values = _any_values(codes, scales, ZEROS, LARGEST)
+    return values
+
+
+@triton.jit(do_not_specialize=["n"])
+def unpack_kernel(
+    packed_ptr,
+    out_ptr,
+    n,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZEROS: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    tile = tl.program_id(0).to(tl.int64)
+    tiles = tl.num_programs(0).to(tl.int64)
+    cell = tl.arange(0, TILE)
+    values = tile_values(packed_ptr, tile, tiles, BITS, GROUP, ZEROS, LARGEST)
     values = tl.reshape(rounded(values, out_ptr.dtype.element_ty), [TILE])
     out_ptr += tile * TILE
     left = n - tile * TILE

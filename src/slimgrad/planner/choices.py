@@ -21,8 +21,8 @@ from slimgrad.planner.problem import Option, Problem, Span
 from slimgrad.planner.regions import regions_of
 from slimgrad.planner.running import Running
 from slimgrad.planner.sensitivity import Sensitivity
-from slimgrad.runtime.derivations import MOST_RERUNS
 from slimgrad.runtime.orders import least_bytes
+from slimgrad.runtime.ways import MOST_RERUNS
 from slimgrad.spec import OUTSIDE, Need, Profile
 from slimgrad.spec.budgets import as_bytes
 

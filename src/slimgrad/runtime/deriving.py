@@ -8,10 +8,11 @@ from dataclasses import replace
 from torch.autograd.graph import Node
 
 from slimgrad.codecs import Demand, Derive, Keep, Lossless
-from slimgrad.runtime.derivations import MOST_RERUNS, Derivation, Way
+from slimgrad.runtime.derivations import Derivation
 from slimgrad.runtime.lesson import Lesson
 from slimgrad.runtime.parts import Part
 from slimgrad.runtime.reruns import PRODUCTS
+from slimgrad.runtime.ways import MOST_RERUNS, Way
 from slimgrad.spec import Need
 
 Parts = Mapping[int, Part]

@@ -12,12 +12,13 @@ from torch.autograd.graph import Node
 
 from slimgrad.codecs import Demand
 from slimgrad.runtime import needs
-from slimgrad.runtime.derivations import Derivation, Way, ways
+from slimgrad.runtime.derivations import Derivation
 from slimgrad.runtime.fake import Faked
 from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.graph import reveal, tensors_in
 from slimgrad.runtime.tickets import Held, sized
 from slimgrad.runtime.watch import Chain, Record, WatchFrame
+from slimgrad.runtime.ways import Way, ways
 from slimgrad.spec import NO_SITE, Need, Profile, Site, Storage
 
 UNNAMED = "(unnamed)"

@@ -168,15 +168,15 @@ OPS: dict[str, Op] = {
     ),
     "NativeLayerNormBackward0": Op((("input", 0), ("weight?", 1), ("bias?", 2)), _layer_norm),
     "FusedRmsNormBackward0": Op((("input", 0), ("weight?", 1)), _rms_norm),
-    "NativeGroupNormBackward0": Op(
-        (("input", 0), ("weight?", 1)), _group_norm, outside=norm_bias, owners=NORMS
+    "NativeGroupNormBackward0": Op((("input", 0), ("weight?", 1)), _group_norm, outside=norm_bias, owners=NORMS),
+    "NativeBatchNormBackward0": Op(
+        BATCH_NORM, _batch_norm(torch.native_batch_norm, "eps"), outside=norm_bias, owners=NORMS
     ),
-    "NativeBatchNormBackward0": Op(BATCH_NORM, _batch_norm(torch.native_batch_norm, "eps"), outside=norm_bias, owners=NORMS),
-    "CudnnBatchNormBackward0": Op(BATCH_NORM, _batch_norm(torch.cudnn_batch_norm, "epsilon"), outside=norm_bias, owners=NORMS),
+    "CudnnBatchNormBackward0": Op(
+        BATCH_NORM, _batch_norm(torch.cudnn_batch_norm, "epsilon"), outside=norm_bias, owners=NORMS
+    ),
     "AddcmulBackward0": Op((("tensor1", 1), ("tensor2", 2)), _addcmul, outside=_added, knows=_is_added_known),
-    "AddmmBackward0": Op(
-        (("mat1", 1), ("mat2", 2)), _addmm, outside=_added, knows=_is_added_known, is_product=True
-    ),
+    "AddmmBackward0": Op((("mat1", 1), ("mat2", 2)), _addmm, outside=_added, knows=_is_added_known, is_product=True),
     "MmBackward0": Op((("self", 0), ("mat2", 1)), lambda node, m, x: torch.mm(*x), is_product=True),
     "BmmBackward0": Op((("self", 0), ("mat2", 1)), lambda node, m, x: torch.bmm(*x), is_product=True),
     "ConvolutionBackward0": Op(

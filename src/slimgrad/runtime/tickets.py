@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import methodcaller
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from slimgrad.codecs import Codec, Demand, Derive, Packed
+from slimgrad.codecs import Codec, Demand, Derive, Packed, Quant
 from slimgrad.errors import DoubleBackwardError, SavedTensorModifiedError, SiteChangedError
 from slimgrad.ops.reading import reader
 from slimgrad.runtime import needs
@@ -98,6 +99,8 @@ class Order:
     """What backward is handed of a Packed."""
     first_order: bool = field(init=False)
     """Whether second-order gradients must be refused."""
+    is_peeked: bool = field(init=False)
+    """Whether what is made of it can be made of what is packed."""
     readers: tuple[str, ...] = ()
     """Nodes that read it too, to make what they need from it."""
     reads_besides: int = 0
@@ -113,6 +116,7 @@ class Order:
         object.__setattr__(self, "derives", isinstance(self.codec, Derive) and self.demand.derivation is not None)
         object.__setattr__(self, "read", reader(self.codec))
         object.__setattr__(self, "first_order", self.codec.lossy or self.answer.once)
+        object.__setattr__(self, "is_peeked", self.derives or isinstance(self.codec, Quant))
 
     def matches(self, tensor: Tensor) -> bool:
         """Whether the tensor looks like the one this order was made for."""
@@ -244,6 +248,27 @@ class Shared:
         return opened
 
 
+class Peek(threading.local):
+    """What is wanted as it is packed, when it is opened in this thread right now: the node's name and the slot."""
+
+    wanted: tuple[str, str] | None = None
+    found: Sealed | None = None
+
+
+_peek = Peek()
+_NOTHING = torch.empty(0)
+
+
+def peeked(node: Node, slot: str) -> Tensor | Sealed:
+    """What is behind a node's slot: what was packed, if that is in groups or can be made again; else the tensor."""
+    _peek.wanted, _peek.found = (node.name(), slot), None
+    try:
+        tensor = getattr(node, f"_saved_{slot}")
+        return tensor if _peek.found is None else _peek.found
+    finally:
+        _peek.wanted, _peek.found = None, None
+
+
 class Sealed:
     """A tensor of which only what backward needs is kept."""
 
@@ -268,9 +293,15 @@ class Sealed:
                     f"{order.codec!r}, which holds too little for it. Exempt the module with "
                     f"Rule({order.site.path!r}, Keep())."
                 )
+        if _peek.wanted is not None and order.is_peeked and _peek.wanted == (order.node, order.site.slot):
+            _peek.found = self
+            return _NOTHING
+        return self.tensor()
+
+    def tensor(self) -> Tensor:
         if self.shared is None:
-            return order.read(self.packed)
-        return self.shared.open(order.codec, self.view)
+            return self.order.read(self.packed)
+        return self.shared.open(self.order.codec, self.view)
 
 
 class Held:

@@ -19,7 +19,6 @@ from torch.utils import checkpoint
 from slimgrad.codecs import Demand
 from slimgrad.kernels import is_dense_layout
 from slimgrad.runtime import needs
-from slimgrad.runtime.derivations import Passage, passage
 from slimgrad.runtime.frame import ASIDE, Calls, Frame, Scope, innermost_hook, storage_of, view_of
 from slimgrad.runtime.tickets import (
     Held,
@@ -34,6 +33,7 @@ from slimgrad.runtime.tickets import (
     producer_name,
     sequence_number,
 )
+from slimgrad.runtime.ways import Passage, passage
 
 Chain = tuple[tuple[str, int], ...]
 """The module calls that are under way, outermost first: (path, which call of that module)."""

@@ -1,0 +1,64 @@
+"""Chains of elementwise steps in plain torch: what the Triton twin must equal. See chains.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slimgrad.kernels.chains import PACKED, ROW, SAME, Chain, Step, check_chain
+from slimgrad.kernels.geometry import Layout
+from slimgrad.kernels.reference_groups import unpack_groups
+
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": Tensor.add_,
+    "sub": Tensor.sub_,
+    "mul": Tensor.mul_,
+    "div": Tensor.div_,
+}
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+}
+
+
+def unpack_chain(packed: Tensor, chain: Chain, operands: Sequence[Tensor], layout: Layout) -> Tensor:
+    check_chain(chain, packed, operands, layout)
+    n = math.prod(layout.shape)
+    rows = (n // chain.inner, chain.inner)
+    values = unpack_groups(packed, (n,), (1,), chain.how, torch.float32).view(rows)
+    given = iter(operands)
+    for step in chain.steps:
+        if step.operand:
+            OPERATIONS[step.op](values, _operand(step, next(given), chain, rows))
+        else:
+            values = FUNCTIONS[step.op](values)
+    return values.to(layout.dtype).as_strided(layout.shape, layout.stride)
+
+
+class ByFunction(NamedTuple):
+    """A chain for one layout."""
+
+    layout: Layout
+    chain: Chain
+
+    def unpack(self, packed: Tensor, operands: Sequence[Tensor]) -> Tensor:
+        return unpack_chain(packed, self.chain, operands, self.layout)
+
+
+def chainer(layout: Layout, chain: Chain, dtypes: tuple[torch.dtype, ...]) -> ByFunction:
+    return ByFunction(layout, chain)
+
+
+def _operand(step: Step, operand: Tensor, chain: Chain, rows: tuple[int, int]) -> Tensor:
+    if step.operand == PACKED:
+        return unpack_groups(operand, rows, (chain.inner, 1), chain.how, torch.float32)
+    shapes = {ROW: (rows[0], 1), SAME: rows}
+    return operand.detach().float().view(shapes.get(step.operand, (1, chain.inner)))
