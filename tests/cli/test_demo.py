@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slimgrad.cli import demo as command
-from slimgrad.cli.demo import BUDGET, CONFIGURATIONS, SCRATCH, WORKLOADS, Row
+from slimgrad.cli.demo import BUDGET, CONFIGURATIONS, PLANNED, SCRATCH, WORKLOADS, Row
 from slimgrad.cli.main import app
 from slimgrad.errors import SlimgradError
 
@@ -87,7 +87,8 @@ def test_the_quick_demo_saves_bytes_and_ends_with_the_very_same_weights(tmp_path
     exact = {configuration.name for configuration in CONFIGURATIONS if configuration.exact}
     assert all(item["identical"] for item in rows if item["name"] in exact)
     from_scratch = [item for item in rows if item["workload"] == SCRATCH]  # to adapt, blocks find too few rows
-    assert not any(item["identical"] for item in from_scratch if item["name"] not in exact)
+    open_ended = {*exact, PLANNED.name}  # a plan may be exact too, where that is faster
+    assert not any(item["identical"] for item in from_scratch if item["name"] not in open_ended)
     assert all(item["ratio"] > 1.2 for item in rows if item["name"] == "lossless")
     assert all(item["ratio"] > 8 for item in rows if item["name"] == "quant 4 bit")
     (budgeted,) = [item for item in rows if item["workload"] == BUDGET and item["name"] != "untouched"]

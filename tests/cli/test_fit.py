@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import slimgrad as sg
 from slimgrad.cli.main import app
-from slimgrad.planner import fitting, largest
+from slimgrad.planner import timing
 from tests.planner.models import SPEEDS, made
 
 
@@ -18,8 +18,8 @@ def factory() -> tuple[Any, ...]:
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fitting, largest):
-        monkeypatch.setattr(module, "calibrate", lambda *args, **kwargs: SPEEDS)
+    monkeypatch.setattr(timing, "speeds_of", lambda *args: SPEEDS)
+    monkeypatch.setattr(timing, "worth_timing", lambda *args: [])
 
 
 def ran(*arguments: str) -> Any:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import slimgrad as sg
 from slimgrad.cli import plan as command
 from slimgrad.cli.main import app
+from slimgrad.planner import timing
 from tests.planner.models import SPEEDS
 
 SOURCE = """
@@ -33,13 +34,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The device as if it had been measured; what is asked for is told."""
     calls: list[int] = []
 
-    def calibrate(device: Any = None, *, progress: Any = None) -> sg.Calibration:
+    def speeds_of(device: Any, progress: Any) -> sg.Calibration:
         calls.append(1)
         progress(0, 2, "copying")
         return SPEEDS
 
-    for name in ("planning", "frontier"):
-        monkeypatch.setattr(sys.modules[f"slimgrad.planner.{name}"], "calibrate", calibrate)
+    monkeypatch.setattr(timing, "speeds_of", speeds_of)
+    monkeypatch.setattr(timing, "worth_timing", lambda *args: [])
     return calls
 
 

@@ -138,7 +138,8 @@ def test_what_may_be_done_is_checked(case: tuple[Case, sg.Profile]) -> None:
     with pytest.raises(sg.SpecError, match="found 'magic'"):
         sg.plan(case[1], "2x", allow=["derive", "magic"], calibration=SPEEDS)
     plan = sg.plan(case[1], "1.2x", allow=["derive", "lossless"], calibration=SPEEDS)
-    assert {action.what for action in plan.actions} <= {"keep", "derive(); lossless()", "lossless()"}
+    derived = {"derive(); lossless()", "derive(products=True); lossless()"}
+    assert {action.what for action in plan.actions} <= {"keep", "lossless()", *derived}
     assert not plan.recompute
 
 
@@ -261,7 +262,8 @@ def test_what_regions_are_given_is_held_for_them_and_none_runs_again_that_change
     blocks = [Positioned(in_place) for _ in range(6)]
     model, batch = nn.Sequential(nn.Linear(64, 64), *blocks, nn.Linear(64, 8)), torch.randn(512, 64)
     plain, profile = copy.deepcopy(model), sg.profile(model, batch, lambda y: y.square().mean(), fake=True)
-    plan = sg.plan(profile, "1.5x" if in_place else "3x", allow=["recompute", "derive"], calibration=SPEEDS)
+    allow = ["recompute", "derive"] if in_place else ["recompute"]
+    plan = sg.plan(profile, "1.5x" if in_place else "3x", allow=allow, calibration=SPEEDS)
     assert bool(plan.recompute) is not in_place
     held = [action for action in plan.actions if not action.keys]
     assert sum(action.after for action in held) == len(plan.recompute) * batch.nbytes

@@ -36,7 +36,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
     pack, unpack = sg.Quant.pack, sg.Quant.unpack
 
     def packing(codec: sg.Quant, tensor: Tensor, demand: Demand) -> Packed:
-        seen.packed.append((tensor.numel(), codec._groups(demand)))
+        seen.packed.append((tensor.numel(), codec.groups(demand)))
         return pack(codec, tensor, demand)
 
     def unpacking(codec: sg.Quant, packed: Packed) -> Tensor:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slimgrad import kernels
 from slimgrad.codecs import Blocks, Bounded, Codec, Demand, FewBit, Lossless, Offload, Quant, TopK
 from slimgrad.errors import SpecError
+from slimgrad.kernels import Chain, Layout, Step
 from slimgrad.kernels.codes import code_bytes
+from slimgrad.kernels.groups import Groups
 from slimgrad.ops import fewbit_function
 from slimgrad.profiler.meter import measured_step
 from slimgrad.spec import Need, Value
@@ -35,8 +38,14 @@ LINK = 2e10
 FUSED = "fused"
 """The key of the rate of an op that computes a nonlinearity and keeps a few bits."""
 
+CHAINED = "chained"
+"""The key of the rate at which a norm is made of groups."""
+
 TOGETHER, MOST_TOGETHER = 2e-3, 100
 """Seconds of work that a device which runs behind the host is given before it is waited for, and calls at the most."""
+
+ROW = 1024
+"""Elements of a row of what is normed."""
 
 SPARE_BYTES = 256
 """Of a temporary that is not worth telling."""
@@ -59,6 +68,15 @@ class Rate(Value):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
+class OperatorCost(Value):
+    """What one kind of operator takes."""
+
+    seconds: float
+    scratch: int = 0
+    """Bytes alive while it runs, besides what it is given and what it returns: workspaces of convolutions."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Calibration(Value):
     """Speeds of one device."""
 
@@ -72,6 +90,8 @@ class Calibration(Value):
     """Seconds that an op takes at the least."""
     rates: Mapping[str, Rate]
     """By `rate_key`."""
+    operators: Mapping[str, OperatorCost] = field(default_factory=dict)
+    """Of a model's own operators, as Timeline.operators has them, those that were timed."""
 
     def rate(self, codec: Codec, need: Need) -> Rate:
         found = self.rates.get(rate_key(codec, need))
@@ -83,8 +103,13 @@ class Calibration(Value):
         """Of a nonlinearity that a fused op computes: `pack` is its forward, `unpack` its backward."""
         return self.rates.get(FUSED) or Rate(call=4 * self.launch, pack=2.2 / self.copy, unpack=2.2 / self.copy)
 
+    @property
+    def chained(self) -> Rate:
+        """Of what is made of groups by one kernel, per byte of the result: `unpack`."""
+        return self.rates.get(CHAINED) or Rate(call=4 * self.launch, pack=0.0, unpack=1.5 / self.copy)
+
     def op_seconds(self, flops: int, moved: int, dtype: str) -> float:
-        """Of one op, by what limits it."""
+        """Of an op that was not timed, by what limits it."""
         speed = self.flops.get(dtype) or self.flops["float32"]
         return max(self.launch, flops / speed, moved / self.copy)
 
@@ -137,15 +162,17 @@ def cases_for(device: torch.device) -> list[Case]:
     return [case for case in CASES if case.codec.works_on(device)]
 
 
-def calibrate(device: torch.device | str | None = None, *, progress: Progress | None = None) -> Calibration:
-    """The speeds of `device`, measured in seconds and then remembered for this device and version of torch."""
-    place = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    name = device_name(place)
-    key = f"calibration 4: {name}, {torch.__version__}, {torch.get_num_threads()} threads"
-    return remembered(key, Calibration, lambda: measure(place, progress or (lambda *_: None)))
+def speeds_of(device: torch.device, progress: Progress) -> Calibration:
+    """Measured in seconds, and then remembered for this device and version of torch."""
+    return remembered(f"calibration 5: {place_of(device)}", Calibration, lambda: measure(device, progress))
 
 
-def _usable(device: torch.device | str) -> torch.device:
+def place_of(device: torch.device) -> str:
+    """What speeds depend on."""
+    return f"{device_name(device)}, {torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def usable(device: torch.device | str) -> torch.device:
     try:
         place = torch.device(device)
         if torch.empty(1, device=place).is_meta:
@@ -165,7 +192,7 @@ def device_name(device: torch.device) -> str:
 def measure(device: torch.device, progress: Progress) -> Calibration:
     """Measure now, whatever is remembered."""
     cases = cases_for(device)
-    steps = len(cases) + 3
+    steps = len(cases) + 4
     progress(0, steps, "copying")
     copy, launch = _copy_speed(device)
     progress(1, steps, "multiplying")
@@ -174,8 +201,10 @@ def measure(device: torch.device, progress: Progress) -> Calibration:
     for number, case in enumerate(cases):
         progress(2 + number, steps, rate_key(case.codec, case.demand.need))
         rates[rate_key(case.codec, case.demand.need)] = _rate(case, device)
-    progress(steps - 1, steps, FUSED)
+    progress(steps - 2, steps, FUSED)
     rates[FUSED] = _fused_rate(device)
+    progress(steps - 1, steps, CHAINED)
+    rates[CHAINED] = _fitted(*(_Costs.of_chain(size, device) for size in _sizes(device)))
     progress(steps, steps, "done")
     return Calibration(
         device=device_name(device), torch=torch.__version__, copy=copy, flops=flops, launch=launch, rates=rates
@@ -210,7 +239,7 @@ def _sizes(device: torch.device) -> tuple[int, int]:
 def _fitted(small: _Costs, large: _Costs) -> Rate:
     more = large.bytes - small.bytes
     pack, unpack = max(0.0, large.pack - small.pack) / more, max(0.0, large.unpack - small.unpack) / more
-    call = max(0.0, small.pack + small.unpack - small.bytes * (pack + unpack)) / 2
+    call = max(0.0, small.pack + small.unpack - small.bytes * (pack + unpack)) / (2 if small.pack else 1)
     return Rate(
         call=call, pack=pack, unpack=unpack, pack_scratch=large.pack_scratch, unpack_scratch=large.unpack_scratch
     )
@@ -242,6 +271,18 @@ class _Costs:
             for step, left in ((pack, packed.nbytes), (unpack, x.nbytes))
         )
         return cls(x.nbytes, seconds_of(pack, device), seconds_of(unpack, device), *scratch)
+
+    @classmethod
+    def of_chain(cls, size: int, device: torch.device) -> _Costs:
+        """A layer norm in bf16, of what is kept in 4 bits: per byte of the result, all of it for unpacking."""
+        shape, how = (size // ROW, ROW), Groups(4, 128)
+        packed = kernels.pack_groups(torch.randn(shape, device=device), how)
+        steps = (("sub", "row"), ("mul", "row"), ("mul", "column"), ("add", "column"))
+        chain = Chain(how, tuple(Step(*step) for step in steps), ROW)
+        operands = [torch.ones(ROW if kind == "column" else shape[0], device=device) for _, kind in steps]
+        layout = Layout(torch.Size(shape), (ROW, 1), torch.bfloat16, device)
+        chainer = kernels.chainer(layout, chain, tuple(operand.dtype for operand in operands))
+        return cls(2 * size, 0.0, seconds_of(lambda: chainer.unpack(packed, operands), device))
 
     @classmethod
     def of_op(cls, bits: int, size: int, device: torch.device) -> _Costs:

@@ -6,16 +6,32 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import add
 
 import torch
 
-from slimgrad.codecs import Derive, FewBit, Keep, Lossless, Offload
+from slimgrad.codecs import Derive, FewBit, Keep, Lossless, Offload, Quant
 from slimgrad.kernels.transfer import AHEAD
 from slimgrad.planner.bounds import Bound, Tolerance
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.costs import Costs
 from slimgrad.planner.fusing import Fusible, fusibles_of, moments
-from slimgrad.planner.offers import FEWBIT, RECOMPUTE, Desk, Item, Offer, dense_again, items_of, spans_of
+from slimgrad.planner.making import Making
+from slimgrad.planner.offers import (
+    DERIVED,
+    FEWBIT,
+    GROUPS,
+    KEPT,
+    MULTIPLIED,
+    RECOMPUTE,
+    Desk,
+    Item,
+    Offer,
+    dense_again,
+    items_of,
+    main_source,
+    spans_of,
+)
 from slimgrad.planner.plan import AGAIN, FUSING
 from slimgrad.planner.problem import Option, Problem, Span
 from slimgrad.planner.regions import regions_of
@@ -29,6 +45,9 @@ from slimgrad.spec.budgets import as_bytes
 Link = tuple[int, frozenset[int]]
 """(group, options of it), as Option.needs."""
 
+
+SOURCES = {True: (KEPT, GROUPS, DERIVED, MULTIPLIED), False: (KEPT, GROUPS, DERIVED)}
+"""Where the sources besides the main one may be: whether that is made by a product."""
 
 WAITS = 16
 """Shares of what could be offloaded for which the device may be made to wait, instead of the link for the device."""
@@ -52,6 +71,7 @@ class Choices:
     fusibles: tuple[Fusible, ...]
     reserved: int
     least: int
+    making: Making
 
     @classmethod
     def of(
@@ -66,13 +86,14 @@ class Choices:
         outside: bool = False,
     ) -> Choices:
         least = least_bytes(torch.device(profile.device), min_bytes)
-        desk = Desk(profile, names)
         items = tuple(items_of(profile, least, outside=outside))
+        desk = Desk(profile, names, {site for item in items for site in item.sites})
         running = Running(profile, items, regions_of(profile) if RECOMPUTE in names else ())
         fusibles = fusibles_of(profile, items, least) if FEWBIT in names else ()
         offers = tuple(tuple(desk.offers(item)) for item in items)
         costs, reserved = Costs(profile, calibration, sensitivity), as_bytes(reserve)
-        return cls(profile, costs, items, _without_codes(offers, fusibles), running, fusibles, reserved, least)
+        making = Making(costs, desk.lossy)
+        return cls(profile, costs, items, _without_codes(offers, fusibles), running, fusibles, reserved, least, making)
 
     @property
     def fixed(self) -> int:
@@ -103,7 +124,14 @@ class Choices:
             replace(storage, kind=storage.kind if number not in decided else "decided")
             for number, storage in enumerate(self.profile.storages)
         ]
-        return timeline.untouched(replace(self.profile, storages=tuple(others)))
+        alone = timeline.untouched(replace(self.profile, storages=tuple(others)))
+        return tuple(map(add, alone, self.costs.workspaces))
+
+    @cached_property
+    def untouched(self) -> tuple[int, ...]:
+        """Bytes of each event of the step as stock autograd runs it, without what is there before."""
+        timeline = self.profile.timeline
+        return () if timeline is None else tuple(map(add, timeline.untouched(self.profile), self.costs.workspaces))
 
     @cached_property
     def kept_beside(self) -> int:
@@ -158,8 +186,8 @@ class Choices:
         kept = offer.held if offer.codecs else self.bytes_of(item)
         spans = [] if self.profile.timeline is None else self._spans(item, offer)
         return Option(
-            seconds=self.costs.seconds(offer),
-            error=self.costs.error(item, offer),
+            seconds=self.costs.seconds(offer) + self.making.seconds(offer),
+            error=self.costs.error(item, offer) + self.making.error(offer),
             kept=kept,
             spans=tuple(spans),
             link=self.costs.link_seconds(offer),
@@ -167,7 +195,8 @@ class Choices:
         )
 
     def _spans(self, item: Item, offer: Offer) -> list[Span]:
-        return [*spans_of(self.profile, item, offer), *self._scratch(offer), *self._travelling(item, offer)]
+        found = [*spans_of(self.profile, item, offer), *self._scratch(offer), *self._travelling(item, offer)]
+        return [*found, *self.making.spans(offer)]
 
     def _travelling(self, item: Item, offer: Offer) -> list[Span]:
         """What goes to the host is on the device until it has arrived there, and comes back before it is read."""
@@ -200,10 +229,6 @@ class Choices:
             found.append(Span(saved, saved + 1, packing))
             reads = {timeline.read[site] for site in pack.savers} - {None}
             found += [Span(read, read + 1, unpacking) for read in reads if read is not None]
-        for site, way in offer.derived:
-            read, profile_site = timeline.read[site], self.profile.sites[site]
-            if read is not None and profile_site.reruns[way] > 1:
-                found.append(Span(read, read + 1, profile_site.bytes))
         return [span for span in found if span.bytes]
 
     def _sources(self, offer: Offer) -> list[Link]:
@@ -215,11 +240,29 @@ class Choices:
                 item = self._item_of.get(source)
                 if item is None:
                     continue
+                is_main = source == main_source(self.profile, site, way)
+                states = (offer.source,) if is_main else SOURCES[offer.source == MULTIPLIED]
                 telling = frozenset(
-                    number for number, other in enumerate(self.offers[item]) if self._tells(other, source, reruns)
+                    number
+                    for number, other in enumerate(self.offers[item])
+                    if self._tells(other, source, reruns) and _state(other, source) in states
                 )
                 found[item] = found.get(item, telling) & telling
+            found = self._not_by_earlier_ways(found, site, way)
         return list(found.items())
+
+    def _not_by_earlier_ways(self, found: dict[int, frozenset[int]], site: int, way: int) -> dict[int, frozenset[int]]:
+        """Backward takes the first way that is open: of each one before, a source must not tell its values."""
+        sources, reruns = self.profile.sites[site].sources, self.profile.sites[site].reruns
+        for earlier in range(way):
+            apart = next((s for s in sources[earlier] if s not in sources[way] and s in self._item_of), None)
+            if apart is not None:
+                item = self._item_of[apart]
+                offers = self.offers[item]
+                telling = {n for n, offer in enumerate(offers) if self._tells(offer, apart, reruns[earlier])}
+                silent = frozenset(range(len(offers) + len(self.beyond(self.items[item])))) - telling
+                found[item] = found.get(item, silent) & silent
+        return found
 
     def _tells(self, offer: Offer, source: int, reruns: int) -> bool:
         """As runtime/deriving.py: whether what is kept stands for the values."""
@@ -340,6 +383,14 @@ class Choices:
             most_error=tolerance.max_error**2,
             most_link=CARRIED * self.costs.forward_seconds,
         )
+
+
+def _state(offer: Offer, site: int) -> str:
+    """Where the values of a site are."""
+    if site in dict(offer.derived):
+        return MULTIPLIED if offer.multiplies else DERIVED
+    packs = (pack for pack in offer.packs if site in pack.savers)
+    return GROUPS if any(isinstance(pack.codec, Quant) for pack in packs) else KEPT
 
 
 def _without_codes(

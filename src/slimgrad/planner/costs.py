@@ -62,10 +62,31 @@ class Costs:
         return tuple(n for n, site in enumerate(self.profile.sites) if site.need is Need.OPERAND)
 
     @cached_property
-    def step_seconds(self) -> float:
-        """An untouched step, each op by what limits it."""
+    def events(self) -> list[float]:
+        """Of each event of an untouched step: as it was timed, or else by what limits it."""
         timeline = self.profile.timeline
-        return 0.0 if timeline is None else self._events(0, len(timeline.floor))
+        if timeline is None:
+            return []
+        timed = [self.calibration.operators.get(text) for text in timeline.operators]
+        each = zip(timeline.kinds, timeline.flops, timeline.moved, strict=True)
+        return [
+            self.calibration.op_seconds(flops, moved, self.dtype) if cost is None else cost.seconds
+            for cost, flops, moved in ((timed[kind], flops, moved) for kind, flops, moved in each)
+        ]
+
+    @cached_property
+    def workspaces(self) -> list[int]:
+        """Of each event: bytes that its operator takes for itself, as far as it was run."""
+        timeline = self.profile.timeline
+        if timeline is None:
+            return []
+        timed = [self.calibration.operators.get(text) for text in timeline.operators]
+        return [0 if (cost := timed[kind]) is None else cost.scratch for kind in timeline.kinds]
+
+    @cached_property
+    def step_seconds(self) -> float:
+        """An untouched step."""
+        return math.fsum(self.events)
 
     @cached_property
     def forward_seconds(self) -> float:
@@ -75,9 +96,7 @@ class Costs:
     @cached_property
     def _begins(self) -> list[float]:
         """When each event of an untouched step begins."""
-        timeline = self.profile.timeline
-        assert timeline is not None
-        return list(accumulate(self._each(0, len(timeline.floor)), initial=0.0))
+        return list(accumulate(self.events, initial=0.0))
 
     def later(self, event: int, seconds: float) -> int:
         """The event that is under way so many seconds after an event has begun, or before."""
@@ -88,13 +107,7 @@ class Costs:
         return self._events(region.start, region.stop)
 
     def _events(self, start: int, stop: int) -> float:
-        return math.fsum(self._each(start, stop))
-
-    def _each(self, start: int, stop: int) -> list[float]:
-        timeline = self.profile.timeline
-        assert timeline is not None
-        work = zip(timeline.flops[start:stop], timeline.moved[start:stop], strict=True)
-        return [self.calibration.op_seconds(flops, moved, self.dtype) for flops, moved in work]
+        return math.fsum(self.events[start:stop])
 
     def link_seconds(self, offer: Offer) -> float:
         """For which the link is busy in forward, which is shorter than backward."""
@@ -102,9 +115,8 @@ class Costs:
         return math.fsum(pack.dense * self.calibration.rate(pack.codec, pack.need).pack for pack in gone)
 
     def seconds(self, offer: Offer) -> float:
-        packs = sum(self._pack_seconds(pack) for pack in offer.packs)
-        again = {self.profile.sites[site].content: self._rerun_seconds(site, way) for site, way in offer.derived}
-        return packs + sum(again.values())
+        """To pack and to unpack; what is made again is told by making.py."""
+        return sum(self._pack_seconds(pack) for pack in offer.packs)
 
     def _pack_seconds(self, pack: Pack) -> float:
         timeline = self.profile.timeline
@@ -126,12 +138,23 @@ class Costs:
 
     def fused_error(self, fusible: Fusible) -> float:
         pack = Pack(FUSED, Need.DERIVATIVE, fusible.codes, fusible.dense, fusible.sites)
-        return self._site_error(pack, fusible.sites[0], Need.DERIVATIVE)
+        return self.site_error(pack.codec, fusible.sites[0], Need.DERIVATIVE)
 
-    def _rerun_seconds(self, number: int, way: int) -> float:
-        """A norm reads twice and writes once; nothing else here takes more."""
-        site = self.profile.sites[number]
-        return site.reruns[way] * self.calibration.op_seconds(0, 3 * site.bytes, self.dtype)
+    def pass_seconds(self, moved: int) -> float:
+        """Of an op that reads and writes so many bytes."""
+        return self.calibration.op_seconds(0, moved, self.dtype)
+
+    def product_seconds(self, flops: int, moved: int) -> float:
+        return self.calibration.op_seconds(flops, moved, self.dtype)
+
+    def unpack_seconds(self, codec: Codec, need: Need, size: int) -> float:
+        rate = self.calibration.rate(codec, need)
+        return rate.call + size * rate.unpack
+
+    def chain_seconds(self, size: int) -> float:
+        """Of a kernel that makes so many bytes of a tensor in groups."""
+        rate = self.calibration.chained
+        return rate.call + size * rate.unpack
 
     def scratch(self, pack: Pack) -> tuple[int, int]:
         """Temporaries of packing and of unpacking."""
@@ -149,10 +172,10 @@ class Costs:
             noise = max((NOISE.get(noise_key(pack.codec), 0.0) for pack in offer.packs), default=0.0)
             return measured * noise / NOISE[noise_key(PROBE)]
         sites = self.profile.sites
-        return sum(self._site_error(pack, site, sites[site].need) for pack in offer.packs for site in pack.savers)
+        return sum(self.site_error(pack.codec, n, sites[n].need) for pack in offer.packs for n in pack.savers)
 
-    def _site_error(self, pack: Pack, number: int, need: Need) -> float:
-        noise = NOISE.get(noise_key(pack.codec), 0.0)
+    def site_error(self, codec: Codec, number: int, need: Need) -> float:
+        noise = NOISE.get(noise_key(codec), 0.0)
         if not self.products or need not in (Need.OPERAND, Need.VALUES, Need.DERIVATIVE):
             return 0.0
         if need is Need.OPERAND:

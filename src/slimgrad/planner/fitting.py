@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 
 from slimgrad.errors import BatchError, BudgetError, UnsupportedModelError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
-from slimgrad.planner.calibration import Calibration, Progress, calibrate
+from slimgrad.planner.calibration import Calibration, Progress
 from slimgrad.planner.choices import Choices
 from slimgrad.planner.plan import Plan
 from slimgrad.planner.planning import Draft
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.planner.settings import Settings
+from slimgrad.planner.timing import calibrated_for
 from slimgrad.profiler.meter import measured_step
 from slimgrad.profiler.profile import profile, undisturbed
 from slimgrad.report.human import human_bytes, plural
@@ -98,7 +99,7 @@ def fit(
     bound_of(budget, 1)  # what is wrong with it is said before anything runs
     fitting = Fitting(model, batch, loss_fn, optimizer)
     profiled = profile(model, batch, loss_fn, fake=True)
-    speeds = calibration or calibrate(fitting.device, progress=progress)
+    speeds = calibration or calibrated_for(profiled, progress)
     reserved = given.reserve + fitting.state_to_come
     draft = Draft(Choices.of(profiled, given.names, speeds, reserved, given.min_bytes, sensitivity))
     return fitting.tried(draft, bound_of(budget, profiled.kept_bytes), tolerance)

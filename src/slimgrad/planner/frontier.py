@@ -10,12 +10,13 @@ from pathlib import Path
 
 from slimgrad.errors import BudgetError, SpecError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
-from slimgrad.planner.calibration import Calibration, Progress, calibrate
+from slimgrad.planner.calibration import Calibration, Progress
 from slimgrad.planner.choices import Choices
 from slimgrad.planner.plan import Key, Plan
-from slimgrad.planner.planning import Draft, device_of
+from slimgrad.planner.planning import Draft
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.planner.settings import Settings, check_kind
+from slimgrad.planner.timing import calibrated_for
 from slimgrad.report import frontiers
 from slimgrad.report.frontier_page import frontier_page
 from slimgrad.report.human import path_name, plural
@@ -147,7 +148,7 @@ def frontier(
     tolerance, given = Tolerance.of(None, max_error), Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
     more = [] if also is None else [bound_of(also, profile.kept_bytes)]
     asked = None if budgets is None else checked([*bounds_of(budgets, profile.kept_bytes), *more])
-    speeds = calibration or calibrate(device_of(profile), progress=tell)
+    speeds = calibration or calibrated_for(profile, tell)
     draft = Draft(Choices.of(profile, given.names, speeds, given.reserve, given.min_bytes, sensitivity))
     tell(0, BUDGETS, "the smallest budget")
     of_kept = profile.timeline is None or any(bound.kept is not None for bound in more)
@@ -262,7 +263,7 @@ def gains(plan: Plan, other: Plan) -> bool:
 
 def _told(draft: Draft, points: Sequence[Point], unmet: tuple[str, ...], of: str) -> Frontier:
     profile, timeline, first = draft.profile, draft.profile.timeline, points[0].plan
-    untouched = () if timeline is None else tuple(draft.fixed + size for size in timeline.untouched(profile))
+    untouched = () if timeline is None else tuple(draft.fixed + size for size in draft.choices.untouched)
     return Frontier(
         model=first.model,
         device=first.device,

@@ -12,13 +12,14 @@ from torch.optim import Optimizer
 
 from slimgrad.errors import BatchError, SpecError
 from slimgrad.planner.bounds import Tolerance, bound_of
-from slimgrad.planner.calibration import Calibration, Progress, calibrate
+from slimgrad.planner.calibration import Calibration, Progress
 from slimgrad.planner.choices import Choices
 from slimgrad.planner.fitting import Fitting
 from slimgrad.planner.plan import Plan
 from slimgrad.planner.planning import Draft
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.planner.settings import Settings
+from slimgrad.planner.timing import calibrate
 from slimgrad.profiler.profile import profile
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.run import check_model
@@ -87,8 +88,8 @@ def max_batch(
         return draft(size).meets(bound, tolerance)
 
     def fits_untouched(size: int) -> bool:
-        timeline = draft(size).profile.timeline
-        return timeline is not None and draft(size).fixed + max(timeline.untouched(draft(size).profile)) <= most_bytes
+        untouched = draft(size).choices.untouched
+        return bool(untouched) and draft(size).fixed + max(untouched) <= most_bytes
 
     size = _largest(fits, int(limit))
     best = draft(size or 1).plan(bound, tolerance)  # where not even one example fits, this says why

@@ -36,6 +36,12 @@ ALLOWED = ("lossless", "derive", RECOMPUTE, FEWBIT, "quant")
 bits, and dropping elements, cost accuracy on some; what offloading costs was not measured on a GPU yet."""
 EXACT = ("lossless", "derive", RECOMPUTE)
 
+KEPT, GROUPS, DERIVED, MULTIPLIED = "kept", "groups", "derived", "multiplied"
+"""Where the main source of what is made again is, by which what it takes differs. MULTIPLIED: derived, by a product; no
+other runs again upon that, or a whole network would."""
+
+VALUES_NEEDED = (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
+
 WHOLE = 0.9
 """As parts.COVERED: views with gaps that make up so much of a storage are packed as one."""
 
@@ -111,6 +117,10 @@ class Offer:
     packs: tuple[Pack, ...] = ()
     derived: tuple[tuple[int, int], ...] = ()
     """(site, which of its sources' ways) of each that is made again."""
+    source: str = ""
+    """Where that is made of what is KEPT, in GROUPS, DERIVED itself, or MULTIPLIED."""
+    multiplies: bool = False
+    """Whether a product runs again for that, or for what it is made of."""
 
     @property
     def held(self) -> int:
@@ -120,8 +130,10 @@ class Offer:
 class Desk:
     """Makes the offers for a profile."""
 
-    def __init__(self, profile: Profile, allow: Collection[str]) -> None:
+    def __init__(self, profile: Profile, allow: Collection[str], decided: Collection[int] | None = None) -> None:
         self.profile = profile
+        self._decided = range(len(profile.sites)) if decided is None else decided
+        """Sites of storages that are decided about; all others are kept as they are."""
         device = torch.device(profile.device)
         choices = (codecs for name in allow for codecs in CHOICES.get(name, ()))
         self._choices = [codecs for codecs in choices if all(codec.works_on(device) for codec in codecs)]
@@ -137,8 +149,8 @@ class Desk:
         found = [Offer(())]
         for codecs in self._choices:
             for offer in self._made(item, codecs):
-                outcome = offer.packs, offer.derived
-                if offer.held < size and outcome not in [(other.packs, other.derived) for other in found]:
+                outcome = offer.packs, offer.derived, offer.source
+                if offer.held < size and outcome not in [(o.packs, o.derived, o.source) for o in found]:
                     found.append(offer)
         return found
 
@@ -151,7 +163,25 @@ class Desk:
         packs = tuple(self._packs(item, {s: c for s, c in served.items() if c is not None and s not in derived}))
         for place in range(max(map(len, derived.values()), default=1)):
             ways = tuple((site, found[min(place, len(found) - 1)]) for site, found in derived.items())
-            yield Offer(tuple(codecs), packs, ways)
+            own = any(multiplies(self.profile, *each) for each in ways)
+            for source in self._sources(ways, own):
+                yield Offer(tuple(codecs), packs, ways, source, own or source == MULTIPLIED)
+
+    def _sources(self, derived: Sequence[tuple[int, int]], multiplies: bool) -> list[str]:
+        """Where the main source may be; the first site tells, because the others are copies of it."""
+        if not derived:
+            return [""]
+        main = main_source(self.profile, *derived[0])
+        if main is None or main not in self._decided:
+            return [KEPT]
+        found = [KEPT, *([GROUPS] if self.lossy and self.profile.sites[main].need in VALUES_NEEDED else [])]
+        found += [DERIVED] if ways_of(self.profile, main, products=False) else []
+        return found + ([MULTIPLIED] if not multiplies and self.profile.sites[main].sources else [])
+
+    @cached_property
+    def lossy(self) -> bool:
+        """Whether anything may be in groups of a few bits."""
+        return any(isinstance(codec, Quant) for codecs in self._choices for codec in codecs)
 
     def _ways(self, number: int, codec: Derive) -> list[int]:
         """Those that the codec may take; every site that it serves has one."""
@@ -163,7 +193,7 @@ class Desk:
 
     def _serves(self, codec: Codec, number: int, site: Site) -> bool:
         if isinstance(codec, Derive):
-            return bool(self._ways(number, codec)) and site.need in (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
+            return bool(self._ways(number, codec)) and site.need in VALUES_NEEDED
         return codec.serves(self.demand(site), getattr(torch, site.dtype))
 
     def demand(self, site: Site) -> Demand:
@@ -216,10 +246,21 @@ class Desk:
         return Pack(codec, lead.need, codec.promised(shape, dtype, demand), dense, tuple(savers))
 
 
+def main_source(profile: Profile, number: int, way: int) -> int | None:
+    """The largest of what a site is made of, if that is autograd's own."""
+    own = [n for n in profile.sites[number].sources[way] if profile.storages[profile.sites[n].storage].counted]
+    return max(own, key=lambda n: profile.sites[n].bytes, default=None)
+
+
 def ways_of(profile: Profile, number: int, *, products: bool) -> list[int]:
     """The ways to make a site again; those in which matrices are multiplied, too, or not."""
-    ways = enumerate(profile.sites[number].runs)
-    return [way for way, runs in ways if products or not any(is_product(profile, run) for run in runs)]
+    ways = range(len(profile.sites[number].runs))
+    return [way for way in ways if products or not multiplies(profile, number, way)]
+
+
+def multiplies(profile: Profile, number: int, way: int) -> bool:
+    """Whether a product is run again, to make a site in this way."""
+    return any(is_product(profile, run) for run in profile.sites[number].runs[way])
 
 
 def is_product(profile: Profile, run: int) -> bool:

@@ -7,11 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
 from slimgrad.errors import BudgetError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
-from slimgrad.planner.calibration import Calibration, Progress, calibrate
+from slimgrad.planner.calibration import Calibration, Progress
 from slimgrad.planner.choices import Choices
 from slimgrad.planner.fusing import FUSED
 from slimgrad.planner.offers import Item
@@ -20,6 +18,7 @@ from slimgrad.planner.problem import Problem, Solution
 from slimgrad.planner.sensitivity import Sensitivity, lead_of
 from slimgrad.planner.settings import Settings, check_kind
 from slimgrad.planner.solve import evaluate, smallest, solve, usage
+from slimgrad.planner.timing import calibrated_for
 from slimgrad.report.human import human_bytes
 from slimgrad.spec import Need, Profile
 
@@ -57,17 +56,9 @@ def plan(
     check_kind("profile", profile, Profile)
     bound, tolerance = bound_of(budget, profile.kept_bytes), Tolerance.of(max_slowdown, max_error)
     given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
-    speeds = calibration or calibrate(device_of(profile), progress=progress)
+    speeds = calibration or calibrated_for(profile, progress)
     choices = Choices.of(profile, given.names, speeds, given.reserve, given.min_bytes, sensitivity, outside=outside)
     return Draft(choices).plan(bound, tolerance)
-
-
-def device_of(profile: Profile) -> torch.device:
-    """The device to measure: the profile's, if it is here. Otherwise this one; plans then go by its speeds, and bring
-    their own `calibration` if they should not.
-    """
-    device = torch.device(profile.device)
-    return device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,7 @@ class Draft:
         timeline = self.profile.timeline
         if problem.most_peak is not None or timeline is None:
             return None
-        lower = replace(problem, most_peak=max(timeline.untouched(self.profile), default=0))
+        lower = replace(problem, most_peak=max(self.choices.untouched, default=0))
         return solve(lower, thorough=thorough)
 
     def smallest(self, of: Least, tolerance: Tolerance) -> Plan:
@@ -175,7 +166,7 @@ class Draft:
             boundaries=tuple(found for place in again for found in self._boundary(place, solution)),
             kept_before=profile.kept_bytes,
             kept_bytes=choices.kept_beside + solution.kept,
-            peak_before=None if timeline is None else self.fixed + max(timeline.untouched(profile), default=0),
+            peak_before=None if timeline is None else self.fixed + max(choices.untouched, default=0),
             peak_bytes=None if timeline is None else self.fixed + solution.peak,
             fixed_bytes=self.fixed,
             seconds=solution.seconds,

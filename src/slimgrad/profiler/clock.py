@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slimgrad.kernels import is_dense
+from slimgrad.profiler.operators import told
 from slimgrad.runtime.frame import storage_of
 
 aten = torch.ops.aten
@@ -50,6 +51,8 @@ class Clock(TorchDispatchMode):
         self.floor: list[int] = []
         self.flops: list[int] = []
         self.moved: list[int] = []
+        self.operators: list[str] = []
+        """What each event runs, as text."""
         self._single = single
         self._blocks: dict[int, Block] = {}
         self._live = 0
@@ -91,6 +94,7 @@ class Clock(TorchDispatchMode):
         if fresh or func._schema.is_mutable or func is aten.add.Tensor:
             self.floor.append(self._live)
             self.flops.append(_flops(func, args, kwargs, result))
+            self.operators.append(told(func, args, kwargs))
             self.moved.append(_moved(func, [*_tensors(args), *_tensors(kwargs.values())], made))
 
     def _is_new(self, storage: torch.UntypedStorage) -> bool:

@@ -62,6 +62,7 @@ def _told(clock: Clock, shelf: Shelf, backward: int, visits: Visits, lesson: Les
     end, marks, blocks = clock.now, shelf.marks, shelf.blocks()
     numbers = {id(block): number for number, block in enumerate(blocks) if block is not None}
     regions, given = visits.regions(holding_in(lesson))
+    operators = {text: number for number, text in enumerate(dict.fromkeys(clock.operators))}
     return Timeline(
         floor=tuple(clock.floor),
         backward=backward,
@@ -72,6 +73,8 @@ def _told(clock: Clock, shelf: Shelf, backward: int, visits: Visits, lesson: Les
         freed=tuple(end if block is None or block.died is None else block.died for block in blocks),
         flops=tuple(clock.flops),
         moved=tuple(clock.moved),
+        operators=tuple(operators),
+        kinds=tuple(operators[text] for text in clock.operators),
         regions=regions,
         pointwise=visits.pointwise,
         given=tuple(_given(block, numbers.get(id(block)), end) for block in given),

@@ -7,7 +7,7 @@ of exact ones must have the very bits of the first time, which the op itself giv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from slimgrad.kernels.geometry import LANES
 from slimgrad.kernels.groups import Groups
 from slimgrad.runtime.reruns import OPS
 from slimgrad.runtime.tickets import CAST, RESHAPING, Sealed, peeked
-from slimgrad.runtime.ways import Made, Taken, asked, value
+from slimgrad.runtime.ways import Made, Taken, Way, asked, value
 
 STRAIGHT = RESHAPING | {CAST}
 """Views that leave elements in their order."""
@@ -100,6 +100,12 @@ def unpacked_through(source: Source, handle: Any, layout: Layout) -> Tensor | No
     if found is None or found.shape.numel() != layout.shape.numel():
         return None
     return found.made(layout)
+
+
+def may_chain(names: Sequence[str], way: Way, layout: Layout) -> bool:
+    """Whether that could be so, as far as is known before it is done."""
+    is_known = all(name in CHAINED for name, _ in way.runs)
+    return is_known and STRAIGHT.issuperset(names) and _is_contiguous(layout) and layout.dtype.is_floating_point
 
 
 def _is_straight(source: Source, handle: Any) -> bool:

@@ -11,8 +11,8 @@ from slimgrad.codecs import Demand, Derive, Keep, Lossless
 from slimgrad.runtime.derivations import Derivation
 from slimgrad.runtime.lesson import Lesson
 from slimgrad.runtime.parts import Part
-from slimgrad.runtime.reruns import PRODUCTS
-from slimgrad.runtime.ways import MOST_RERUNS, Way
+from slimgrad.runtime.reruns import OPS, PRODUCTS
+from slimgrad.runtime.ways import MOST_RERUNS, MOST_WITH_PRODUCTS, Way
 from slimgrad.spec import Need
 
 Parts = Mapping[int, Part]
@@ -42,15 +42,32 @@ def derived(parts: Parts, packed: Parts, lesson: Lesson) -> dict[int, Part] | No
 def _open_way(derivation: Derivation, packed: Parts, *, products: bool) -> Way | None:
     """The first of which every source tells its values, and that does not run too much again."""
     for way in derivation.open_ways(products=products):
-        if all(_tells(packed.get(site)) for site in way.sites) and reruns(way, packed) <= MOST_RERUNS:
+        if all(_tells(packed.get(site)) for site in way.sites) and _is_short(way, packed):
             return way
     return None
 
 
-def reruns(way: Way, packed: Parts) -> int:
-    """Ops that run again, those for sources that are derived themselves included."""
-    behind = (packed[site].demand.derivation for site in way.sites if site in packed)
-    return way.reruns + sum(reruns(d.way, packed) for d in behind if isinstance(d, Derivation) and d.way is not None)
+def _is_short(way: Way, packed: Parts) -> bool:
+    """Whether no product runs again upon what another one made, or a whole network would; and few ops in all."""
+    behind = [_all_runs(source, packed) for source in _ways_behind(way, packed)]
+    products = sum(OPS[name].is_product for runs in behind for name in runs)
+    runs = way.reruns + sum(map(len, behind))
+    if way.products or products:
+        return not (way.products and products) and runs <= MOST_WITH_PRODUCTS
+    return runs <= MOST_RERUNS
+
+
+def _all_runs(way: Way, packed: Parts) -> list[str]:
+    """The ops that run again, those for sources that are derived themselves included."""
+    behind = (name for source in _ways_behind(way, packed) for name in _all_runs(source, packed))
+    return [*(name for name, _ in way.runs), *behind]
+
+
+def _ways_behind(way: Way, packed: Parts) -> Iterator[Way]:
+    for site in way.sites:
+        derivation = packed[site].demand.derivation if site in packed else None
+        if isinstance(derivation, Derivation) and derivation.way is not None:
+            yield derivation.way
 
 
 def _tells(part: Part | None) -> bool:
@@ -84,15 +101,19 @@ def readers_of(packed: Parts, lesson: Lesson) -> dict[int, tuple[str, ...]]:
 
 def reads_besides(packed: Parts, lesson: Lesson) -> dict[int, int]:
     """Of what is made again and read, besides by its own node, to make something else: how often that is. Only where
-    somebody reads it at once and making it is dear, or reading it is what a product does that runs again.
+    making it is dear, or reading it is what a product does that runs again: that is held until then.
     """
     sites, ways = lesson.profile.sites, dict(_ways_in(packed))
-    found: dict[int, set[int]] = {}
+    dear = {site for site, way in ways.items() if way.products or sites[site].node in PRODUCTS}
+    readers: dict[int, dict[int, int]] = {}
     for saver, way in ways.items():
         for source in way.sites & ways.keys():
-            if ways[source].products or sites[source].node in PRODUCTS:
-                found.setdefault(source, set()).add(sites[saver].content)
-    return {source: len(contents) for source, contents in found.items()}
+            readers.setdefault(source, {})[sites[saver].content] = saver  # copies are made together
+
+    def reads(source: int) -> int:
+        return sum(1 if site in dear else 1 + reads(site) for site in readers.get(source, {}).values())
+
+    return {source: reads(source) for source in readers if source in dear}
 
 
 def _ways_in(packed: Parts) -> Iterator[tuple[int, Way]]:

@@ -11,7 +11,9 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from slimgrad.codecs import Demand
+from slimgrad.kernels import Layout
 from slimgrad.runtime import needs
+from slimgrad.runtime.chaining import may_chain
 from slimgrad.runtime.derivations import Derivation
 from slimgrad.runtime.fake import Faked
 from slimgrad.runtime.frame import storage_of
@@ -129,8 +131,8 @@ def lesson(
     derivations = tuple(_derivation(record, by_slot, sites, records, modules) for record in records)
     contents = _numbered(record.content for record in records)
     sites = [
-        replace(site, content=content, sources=_sources(found), runs=_runs(found))
-        for site, content, found in zip(sites, contents, derivations, strict=True)
+        replace(site, content=content, sources=_sources(found), runs=_runs(found), chained=_chained(found, record))
+        for site, content, found, record in zip(sites, contents, derivations, records, strict=True)
     ]
     profile = Profile(sites=tuple(sites), storages=tuple(storages), meta=meta)
     return Lesson(profile, records, tuple(answers), tuple(parameters), tuple(siblings), derivations, tuple(frame.trail))
@@ -173,6 +175,13 @@ def _sources(derivation: Derivation | None) -> tuple[tuple[int, ...], ...]:
 
 def _runs(derivation: Derivation | None) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(NO_SITE if own is None else own for _, own in way.runs) for way in _ways(derivation))
+
+
+def _chained(derivation: Derivation | None, record: Record) -> tuple[bool, ...]:
+    if derivation is None:
+        return ()
+    layout = Layout(record.shape, record.view[2], record.dtype, record.device)
+    return tuple(may_chain(derivation.names, way, layout) for way in derivation.ways)
 
 
 def _labels(

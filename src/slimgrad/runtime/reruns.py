@@ -130,7 +130,7 @@ def _convolution_bias(node: Any, module: nn.Module | None) -> Tensor | None:
 
 
 def _is_convolution_bias_known(node: Any) -> bool:
-    has_none = node._saved_bias_sym_sizes_opt is None
+    has_none = not any(node._saved_bias_sym_sizes_opt or ())  # (0,) where there is none
     return has_none or _convolution_bias(node, None) is not None
 
 

@@ -263,7 +263,7 @@ def peeked(node: Node, slot: str) -> Tensor | Sealed:
     """What is behind a node's slot: what was packed, if that is in groups or can be made again; else the tensor."""
     _peek.wanted, _peek.found = (node.name(), slot), None
     try:
-        tensor = getattr(node, f"_saved_{slot}")
+        tensor: Tensor = getattr(node, f"_saved_{slot}")
         return tensor if _peek.found is None else _peek.found
     finally:
         _peek.wanted, _peek.found = None, None

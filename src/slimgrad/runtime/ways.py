@@ -16,6 +16,9 @@ from slimgrad.runtime.tickets import CAST, RESHAPING
 MOST_RERUNS = 5
 """Ops that one derivation may run. A ResNet block's output takes four: two norms, their sum, the ReLU."""
 
+MOST_WITH_PRODUCTS = 12
+"""With products among them. What a gated unit returns takes eight: gate and values are products of what a norm made."""
+
 BEFORE_CAST = RESHAPING | {CAST}
 """What may come before a cast: a view that turns elements round would be lost with the memory that it is a view of."""
 

@@ -81,6 +81,9 @@ class Site(Value):
     runs: tuple[tuple[int, ...], ...] = ()
     """Of each way, for each op that it runs again: a site of what the op reads; NO_SITE if it saves none of that."""
 
+    chained: tuple[bool, ...] = ()
+    """Of each way: whether one kernel may do it, from sources in groups of a few bits."""
+
     @property
     def reruns(self) -> tuple[int, ...]:
         """Of each way: how many ops it runs again."""

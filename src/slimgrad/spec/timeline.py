@@ -68,6 +68,10 @@ class Timeline(Value):
     """Floating-point operations of each event's matrix products and convolutions; 0 for others."""
     moved: tuple[int, ...]
     """Bytes that each event reads and writes."""
+    operators: tuple[str, ...] = ()
+    """The kinds of operators that run, each once: its name and arguments, so that it can be timed by itself."""
+    kinds: tuple[int, ...] = ()
+    """Of each event: which of `operators` it runs."""
     regions: tuple[Region, ...] = ()
     """What could be run again in backward."""
     pointwise: tuple[Region, ...] = ()
