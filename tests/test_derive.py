@@ -378,7 +378,18 @@ class NormalizedOutput(nn.Conv2d):
         return F.relu(F.group_norm(super().forward(x), 4)) * 1.5
 
 
-@pytest.mark.parametrize("kind", [NormalizedWeights, NormalizedOutput])
+class Instances(nn.Conv2d):
+    """An instance norm behind it, which repeats its weight and its bias for every example."""
+
+    def __init__(self, *args: int) -> None:
+        super().__init__(*args)
+        self.norm = nn.InstanceNorm2d(self.out_channels, affine=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.norm(super().forward(x)))
+
+
+@pytest.mark.parametrize("kind", [NormalizedWeights, NormalizedOutput, Instances])
 def test_a_bias_that_is_zero_at_first_and_not_the_norms_is_not_taken_for_it(kind: type[nn.Conv2d]) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(kind(3, 16, 3), nn.GELU(), kind(16, 16, 3), nn.GELU(), nn.Flatten(), nn.Linear(16 * 144, 4))

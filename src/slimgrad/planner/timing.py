@@ -7,7 +7,7 @@ large products do, norms and broadcasts half of what copies do. What a step take
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,7 +43,7 @@ EACH_SECONDS = 0.02
 class OperatorCosts(Value):
     """By the operators' texts."""
 
-    costs: dict[str, OperatorCost] = field(default_factory=dict)
+    costs: Mapping[str, OperatorCost] = field(default_factory=dict)
 
 
 def calibrate(

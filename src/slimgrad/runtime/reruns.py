@@ -87,6 +87,12 @@ def norm_bias(node: Node, module: nn.Module | None) -> Tensor | None:
     return None if bias is None or bias.requires_grad else bias  # a trained one would have an edge, if it were read
 
 
+def _is_norm_bias_known(node: Node) -> bool:
+    """An instance norm adds a bias that was repeated for each example, and is no parameter any more."""
+    edge = node.next_functions[2][0]
+    return edge is None or hasattr(edge, "variable")
+
+
 def _leaf_of(edge: Node | None) -> Tensor | None:
     """The parameter that enters a node there, through casts and views."""
     return None if edge is None else leaf_behind(edge)
@@ -168,12 +174,22 @@ OPS: dict[str, Op] = {
     ),
     "NativeLayerNormBackward0": Op((("input", 0), ("weight?", 1), ("bias?", 2)), _layer_norm),
     "FusedRmsNormBackward0": Op((("input", 0), ("weight?", 1)), _rms_norm),
-    "NativeGroupNormBackward0": Op((("input", 0), ("weight?", 1)), _group_norm, outside=norm_bias, owners=NORMS),
+    "NativeGroupNormBackward0": Op(
+        (("input", 0), ("weight?", 1)), _group_norm, outside=norm_bias, owners=NORMS, knows=_is_norm_bias_known
+    ),
     "NativeBatchNormBackward0": Op(
-        BATCH_NORM, _batch_norm(torch.native_batch_norm, "eps"), outside=norm_bias, owners=NORMS
+        BATCH_NORM,
+        _batch_norm(torch.native_batch_norm, "eps"),
+        outside=norm_bias,
+        owners=NORMS,
+        knows=_is_norm_bias_known,
     ),
     "CudnnBatchNormBackward0": Op(
-        BATCH_NORM, _batch_norm(torch.cudnn_batch_norm, "epsilon"), outside=norm_bias, owners=NORMS
+        BATCH_NORM,
+        _batch_norm(torch.cudnn_batch_norm, "epsilon"),
+        outside=norm_bias,
+        owners=NORMS,
+        knows=_is_norm_bias_known,
     ),
     "AddcmulBackward0": Op((("tensor1", 1), ("tensor2", 2)), _addcmul, outside=_added, knows=_is_added_known),
     "AddmmBackward0": Op((("mat1", 1), ("mat2", 2)), _addmm, outside=_added, knows=_is_added_known, is_product=True),
