@@ -143,32 +143,29 @@ POOLS = (
 
 @dataclass(frozen=True)
 class ChainCase:
-    """Elementwise steps behind the unpacking of rows of `inner` elements."""
+    """Elementwise steps behind the unpacking of n elements."""
 
     chain: Chain
-    rows: int
+    n: int
 
     def __str__(self) -> str:
         how = self.chain.how
-        steps = "-".join(" ".join(filter(None, step)) for step in self.chain.steps)
-        return f"{self.rows}x{self.inner}-{how.bits}-{how.group}{'-zeros' * how.zeros}-{steps}"
-
-    @property
-    def inner(self) -> int:
-        return self.chain.inner
+        steps = "-".join(" ".join(str(word) for word in step if word) for step in self.chain.steps)
+        return f"{self.n}-{how.bits}-{how.group}{'-zeros' * how.zeros}-{steps}"
 
     def made(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """What is unpacked in float32, the packed tensor, and operands."""
-        torch.manual_seed(self.rows)
-        shape, how = (self.rows, self.inner), self.chain.how
-        x = torch.randn(shape) * 2
+        torch.manual_seed(self.n)
+        n, how = self.n, self.chain.how
+        x = torch.randn(n) * 2
         packed = kernels.pack_groups(x.relu() if how.zeros else x, how)
-        values = kernels.unpack_groups(packed, shape, (self.inner, 1), how, torch.float32)
-        sizes = {"row": (self.rows,), "column": (self.inner,), "same": shape}
+        values = kernels.unpack_groups(packed, (n,), (1,), how, torch.float32)
         operands = [
-            kernels.pack_groups(torch.randn(shape).relu(), how)
+            kernels.pack_groups(torch.randn(n).relu(), how)
             if step.operand == "packed"
-            else (torch.rand(sizes[step.operand]) + 0.5).to(torch.bfloat16 if place % 2 else torch.float32)
+            else (torch.rand(step.count or n // max(1, step.run)) + 0.5).to(
+                torch.bfloat16 if place % 2 else torch.float32
+            )
             for place, step in enumerate(self.chain.steps)
             if step.operand
         ]
@@ -178,15 +175,16 @@ class ChainCase:
         """The steps in torch, in double precision."""
         x, given = values.double(), iter(operands)
         for step in self.chain.steps:
-            if not step.operand:
-                x = FUNCTIONS[step.op](x)
-                continue
-            operand = next(given)
-            if step.operand == "packed":
-                operand = kernels.unpack_groups(operand, values.shape, values.stride(), self.chain.how, torch.float32)
-            operand = operand.double()
-            x = getattr(torch, step.op)(x, operand[:, None] if step.operand == "row" else operand)
+            x = self._done(step, x, next(given)) if step.operand else FUNCTIONS[step.op](x)
         return x
+
+    def _done(self, step: Step, x: Tensor, operand: Tensor) -> Tensor:
+        if step.operand == "packed":
+            operand = kernels.unpack_groups(operand, x.shape, x.stride(), self.chain.how, torch.float32)
+        if step.operand == "spread":
+            operand = operand.repeat_interleave(step.run).repeat(self.n // (step.run * (step.count or len(operand))))
+        found: Tensor = getattr(torch, step.op)(x, operand.double())
+        return found
 
 
 FUNCTIONS = {
@@ -196,14 +194,28 @@ FUNCTIONS = {
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
 }
-LAYER_NORM = (Step("sub", "row"), Step("mul", "row"), Step("mul", "column"), Step("add", "column"))
+
+
+def layer_norm(inner: int) -> tuple[Step, ...]:
+    rows, columns = ("spread", inner, 0), ("spread", 1, inner)
+    return Step("sub", *rows), Step("mul", *rows), Step("mul", *columns), Step("add", *columns)
+
+
+def channels(plane: int, count: int) -> tuple[Step, ...]:
+    """As batch norms have them."""
+    return Step("mul", "spread", plane, count), Step("add", "spread", plane, count), Step("relu")
+
+
+FOUR = Groups(4, 128)
 
 CHAINS = (
-    *(ChainCase(Chain(Groups(bits, 128), LAYER_NORM, 72), 30) for bits in (8, 4, 3, 2)),
-    *(ChainCase(Chain(Groups(4, 128), LAYER_NORM, inner), rows) for inner, rows in ((8, 1), (8, 300), (1024, 3))),
-    ChainCase(Chain(Groups(4, 64), (Step("mul", "row"), Step("mul", "column")), 2048), 5),
-    ChainCase(Chain(Groups(4, 128), (Step("silu"), Step("mul", "packed")), 40), 77),
-    ChainCase(Chain(Groups(4, 128, zeros=True), (Step("add", "packed"), Step("relu")), 40), 77),
-    ChainCase(Chain(Groups(4, 128), (Step("add", "same"), Step("div", "same")), 16), 129),
-    *(ChainCase(Chain(Groups(4, 128), (Step(name),), 16), 65) for name in FUNCTIONS),
+    *(ChainCase(Chain(Groups(bits, 128), layer_norm(72)), 30 * 72) for bits in (8, 4, 3, 2)),
+    *(ChainCase(Chain(FOUR, layer_norm(inner)), n) for inner, n in ((8, 8), (8, 2400), (1024, 3072), (7, 2100))),
+    *(ChainCase(Chain(FOUR, channels(p, c)), 9 * p * c) for p, c in ((49, 10), (16, 5), (1, 700), (1, 40), (8, 33))),
+    ChainCase(Chain(Groups(4, 64), layer_norm(2048)[1:3]), 5 * 2048),
+    ChainCase(Chain(FOUR, (Step("silu"), Step("mul", "packed"))), 3081),
+    ChainCase(Chain(Groups(4, 128, zeros=True), (Step("add", "packed"), Step("relu"))), 3081),
+    ChainCase(Chain(FOUR, (Step("add", "same"), Step("div", "same"))), 2067),
+    ChainCase(Chain(FOUR, (Step("mul", "spread", 2067),)), 2067),
+    *(ChainCase(Chain(FOUR, (Step(name),)), 1041) for name in FUNCTIONS),
 )

@@ -17,7 +17,7 @@ __all__ = ["place"]
 @pytest.mark.parametrize("case", CHAINS, ids=str)
 def test_chains_make_the_same_numbers(place: torch.device, case: ChainCase, dtype: torch.dtype) -> None:
     _, packed, operands = case.made()
-    layout = Layout(torch.Size((case.rows, case.inner)), (case.inner, 1), dtype, torch.device("cpu"))
+    layout = Layout(torch.Size((case.n,)), (1,), dtype, torch.device("cpu"))
     expected = kernels.unpack_chain(packed, case.chain, operands, layout)
     there = layout._replace(device=place)
     given = [operand.to(place) for operand in operands]
@@ -29,7 +29,7 @@ def test_chains_make_the_same_numbers(place: torch.device, case: ChainCase, dtyp
 def test_operands_that_begin_anywhere_in_memory_are_read_the_same(place: torch.device) -> None:
     case = CHAINS[0]
     _, packed, operands = case.made()
-    layout = Layout(torch.Size((case.rows, case.inner)), (case.inner, 1), torch.float32, place)
+    layout = Layout(torch.Size((case.n,)), (1,), torch.float32, place)
     aligned = [operand.to(place) for operand in operands]
     shifted = [torch.cat([operand.new_zeros(1), operand])[1:] for operand in aligned]
     for _ in range(2):

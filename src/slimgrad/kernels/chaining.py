@@ -1,7 +1,7 @@
 """Elementwise steps behind the unpacking of groups, in Triton: the twin of reference_chains.py. See chains.py.
 
-A program is one warp and treats one tile, as in quant_unpack.py. A thread holds runs of LANES consecutive elements, and
-rows are multiples of them: which row a run lies in, and where, is found once for each.
+A program is one warp and treats one tile, as in quant_unpack.py. A thread holds octets, LANES elements in a row each:
+what a spread operand has for an element is found once for its octet, where runs allow it.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slimgrad.kernels.chains import MOST_STEPS, Chain, Step, check_chain
+from slimgrad.kernels.chains import MOST_STEPS, SPREAD, Chain, Step, check_chain
 from slimgrad.kernels.formulas import value_of
-from slimgrad.kernels.geometry import LANES as RUN
+from slimgrad.kernels.geometry import LANES as LANES_EACH
 from slimgrad.kernels.geometry import TILE as ELEMENTS
 from slimgrad.kernels.geometry import Layout
 from slimgrad.kernels.halves import is_native
@@ -49,8 +49,7 @@ class ByLaunch:
             chain_kernel,
             triton.cdiv(n, ELEMENTS),
             n,
-            *(word for step in steps for word in step),
-            chain.inner // RUN,
+            *(word for step in steps for word in _found(step)),
             chain.how.bits,
             chain.how.group,
             chain.how.zeros,
@@ -74,6 +73,32 @@ def chainer(layout: Layout, chain: Chain, dtypes: tuple[torch.dtype, ...]) -> By
     return ByLaunch(layout, chain)
 
 
+def _found(step: Step) -> tuple[str, str, int, int]:
+    """A step as the kernel takes it, where numbers of a spread operand are found in one of three ways."""
+    if step.operand != SPREAD:
+        return step
+    if step.run % LANES_EACH == 0:
+        return step.op, "by octet", step.run // LANES_EACH, step.count
+    if step.run == 1 and step.count and step.count % LANES_EACH == 0:
+        return step.op, "side by side", 1, step.count // LANES_EACH
+    return step.op, "by element", step.run, step.count
+
+
+@triton.jit
+def _spread(ptr, octet, n, KIND: tl.constexpr, RUN: tl.constexpr, COUNT: tl.constexpr):
+    """The number that stands for each element; beyond the end that of the last one."""
+    lane = tl.arange(0, LANES)[None, :]
+    if KIND == "by octet":  # runs and counts are in octets
+        number = tl.minimum(octet, (n - 1) // LANES) // RUN
+        found = float32(tl.load(ptr + (number % COUNT if COUNT else number)))[:, None]
+    elif KIND == "side by side":
+        found = float32(tl.load(ptr + (octet % COUNT)[:, None] * LANES + lane))
+    else:
+        number = tl.minimum(octet[:, None] * LANES + lane, n - 1) // RUN
+        found = float32(tl.load(ptr + (number % COUNT if COUNT else number)))
+    return found
+
+
 @triton.jit
 def _operand(
     ptr,
@@ -81,27 +106,23 @@ def _operand(
     tiles,
     n,
     KIND: tl.constexpr,
-    INNER: tl.constexpr,
+    RUN: tl.constexpr,
+    COUNT: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """One number for each element of a tile, as runs; beyond the end that of the last row."""
-    RUNS: tl.constexpr = TILE // LANES
-    run = (tile * RUNS).to(tl.int32) + tl.arange(0, RUNS)
-    lane = tl.arange(0, LANES)[None, :]
-    if KIND == "row":
-        last = (n - 1) // (INNER * LANES)
-        found = float32(tl.load(ptr + tl.minimum(run // INNER, last)))[:, None]
-    elif KIND == "column":
-        found = float32(tl.load(ptr + (run % INNER)[:, None] * LANES + lane))
-    elif KIND == "same":
-        cell = run[:, None].to(tl.int64) * LANES + lane
+    """One number for each element of a tile, as octets."""
+    OCTETS: tl.constexpr = TILE // LANES
+    octet = (tile * OCTETS).to(tl.int32) + tl.arange(0, OCTETS)
+    if KIND == "same":
+        cell = octet[:, None].to(tl.int64) * LANES + tl.arange(0, LANES)[None, :]
         found = float32(tl.load(ptr + cell, mask=cell < n, other=1.0))
+    elif KIND == "packed":
+        found = tl.reshape(tile_values(ptr, tile, tiles, BITS, GROUP, ZEROS, LARGEST), [OCTETS, LANES])
     else:
-        tl.static_assert(KIND == "packed", "an operand of no known kind")
-        found = tl.reshape(tile_values(ptr, tile, tiles, BITS, GROUP, ZEROS, LARGEST), [RUNS, LANES])
+        found = _spread(ptr, octet, n, KIND, RUN, COUNT)
     return found
 
 
@@ -114,16 +135,17 @@ def _step(
     n,
     OP: tl.constexpr,
     KIND: tl.constexpr,
+    RUN: tl.constexpr,
+    COUNT: tl.constexpr,
     PRECISE: tl.constexpr,
     NATIVE: tl.constexpr,
-    INNER: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
     if KIND != "":
-        operand = _operand(ptr, tile, tiles, n, KIND, INNER, BITS, GROUP, ZEROS, LARGEST)
+        operand = _operand(ptr, tile, tiles, n, KIND, RUN, COUNT, BITS, GROUP, ZEROS, LARGEST)
         if OP == "add":
             values = values + operand
         elif OP == "sub":
@@ -149,13 +171,20 @@ def chain_kernel(
     n,
     OP_1: tl.constexpr,
     KIND_1: tl.constexpr,
+    RUN_1: tl.constexpr,
+    COUNT_1: tl.constexpr,
     OP_2: tl.constexpr,
     KIND_2: tl.constexpr,
+    RUN_2: tl.constexpr,
+    COUNT_2: tl.constexpr,
     OP_3: tl.constexpr,
     KIND_3: tl.constexpr,
+    RUN_3: tl.constexpr,
+    COUNT_3: tl.constexpr,
     OP_4: tl.constexpr,
     KIND_4: tl.constexpr,
-    INNER: tl.constexpr,
+    RUN_4: tl.constexpr,
+    COUNT_4: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     ZEROS: tl.constexpr,
@@ -166,10 +195,10 @@ def chain_kernel(
     tile = tl.program_id(0).to(tl.int64)
     tiles = tl.num_programs(0).to(tl.int64)
     x = tl.reshape(tile_values(packed_ptr, tile, tiles, BITS, GROUP, ZEROS, LARGEST), [TILE // LANES, LANES])
-    x = _step(x, ptr_1, tile, tiles, n, OP_1, KIND_1, PRECISE, NATIVE, INNER, BITS, GROUP, ZEROS, LARGEST)
-    x = _step(x, ptr_2, tile, tiles, n, OP_2, KIND_2, PRECISE, NATIVE, INNER, BITS, GROUP, ZEROS, LARGEST)
-    x = _step(x, ptr_3, tile, tiles, n, OP_3, KIND_3, PRECISE, NATIVE, INNER, BITS, GROUP, ZEROS, LARGEST)
-    x = _step(x, ptr_4, tile, tiles, n, OP_4, KIND_4, PRECISE, NATIVE, INNER, BITS, GROUP, ZEROS, LARGEST)
+    x = _step(x, ptr_1, tile, tiles, n, OP_1, KIND_1, RUN_1, COUNT_1, PRECISE, NATIVE, BITS, GROUP, ZEROS, LARGEST)
+    x = _step(x, ptr_2, tile, tiles, n, OP_2, KIND_2, RUN_2, COUNT_2, PRECISE, NATIVE, BITS, GROUP, ZEROS, LARGEST)
+    x = _step(x, ptr_3, tile, tiles, n, OP_3, KIND_3, RUN_3, COUNT_3, PRECISE, NATIVE, BITS, GROUP, ZEROS, LARGEST)
+    x = _step(x, ptr_4, tile, tiles, n, OP_4, KIND_4, RUN_4, COUNT_4, PRECISE, NATIVE, BITS, GROUP, ZEROS, LARGEST)
     values = tl.reshape(rounded(x, out_ptr.dtype.element_ty), [TILE])
     out_ptr += tile * TILE
     cell = tl.arange(0, TILE)

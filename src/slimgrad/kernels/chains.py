@@ -1,9 +1,11 @@
 """Chains: elementwise steps behind the unpacking of groups, in one pass. What a norm or an activation makes of a tensor
 that is kept in a few bits is read from those bits and written once; the tensor itself is never there.
 
-The flat tensor is taken for rows of `inner` elements. A step is a function, or an operation with an operand: one number
-for each row, one for each column, one for each element, or another tensor in the same groups. All is computed in
-float32 and rounded once, to the dtype of the result.
+All tensors are taken in the order of their memory. A step is a function, or an operation with an operand: a number for
+each element, another tensor in the same groups, or numbers that are spread: each stands for `run` elements in a row,
+and after `count` of them they begin again. Means of rows are spread with the length of a row as the run, weights of
+columns with a run of 1, those of channels with the size of a plane. All is computed in float32 and rounded once, to the
+dtype of the result.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ import torch
 from torch import Tensor
 
 from slimgrad.errors import SpecError
-from slimgrad.kernels.geometry import LANES, Layout
+from slimgrad.kernels.geometry import Layout, is_dense
 from slimgrad.kernels.groups import Groups, check_groups, check_packed
 
-ROW, COLUMN, SAME, PACKED = "row", "column", "same", "packed"
-OPERANDS = (ROW, COLUMN, SAME, PACKED)
+SPREAD, SAME, PACKED = "spread", "same", "packed"
+OPERANDS = (SPREAD, SAME, PACKED)
 OPERATIONS = ("add", "sub", "mul", "div")
 FUNCTIONS = ("gelu", "gelu_tanh", "silu", "sigmoid", "relu")
 
+MOST_ELEMENTS = 2**31 - 1
+"""What kernels count in 32 bits."""
 MOST_STEPS = 4
 """A layer norm takes four: less the mean, over the deviation, times the weight, plus the bias."""
 
@@ -33,7 +37,10 @@ class Step(NamedTuple):
 
     op: str
     operand: str = ""
-    """Of what the operand has one number; "" for a function, which has none."""
+    """How the operand's numbers lie; "" for a function, which has none."""
+    run: int = 0
+    count: int = 0
+    """Of a spread operand; a count of 0 is as many as there are."""
 
 
 class Chain(NamedTuple):
@@ -41,8 +48,6 @@ class Chain(NamedTuple):
 
     how: Groups
     steps: tuple[Step, ...]
-    inner: int = LANES
-    """Elements of a row."""
 
 
 def check_chain(chain: Chain, packed: Tensor, operands: Sequence[Tensor], layout: Layout) -> None:
@@ -59,18 +64,20 @@ def check_chain(chain: Chain, packed: Tensor, operands: Sequence[Tensor], layout
             f"unpack_chain: expected up to {MOST_STEPS} steps of {', '.join((*OPERATIONS, *FUNCTIONS))}, with an "
             f"operand for each operation, found {chain.steps} and {len(operands)} operands"
         )
-    if chain.inner % LANES or n % chain.inner:
-        raise SpecError(f"unpack_chain: rows of {chain.inner} must be multiples of {LANES} and fill {n} elements")
+    if n > MOST_ELEMENTS:
+        raise SpecError(f"unpack_chain: expected {MOST_ELEMENTS} elements at the most, found {n}")
     for step, operand in zip(wanted, operands, strict=True):
         _check_operand(step, operand, chain, n)
 
 
 def _check_operand(step: Step, operand: Tensor, chain: Chain, n: int) -> None:
-    sizes = {ROW: n // chain.inner, COLUMN: chain.inner, SAME: n, PACKED: chain.how.nbytes(n)}
-    if operand.numel() != sizes[step.operand] or not operand.is_contiguous():
+    if step.operand == SPREAD and (step.run < 1 or n % (step.run * max(1, step.count))):
+        raise SpecError(f"unpack_chain: {step.count or 'any number of'} runs of {step.run} do not fill {n} elements")
+    sizes = {SPREAD: step.count or n // max(1, step.run), SAME: n, PACKED: chain.how.nbytes(n)}
+    if operand.numel() != sizes[step.operand] or not is_dense(operand):
         raise SpecError(
-            f"unpack_chain: expected a contiguous operand of {sizes[step.operand]} elements for {step.op} by "
-            f"{step.operand}, found shape {tuple(operand.shape)} with strides {operand.stride()}"
+            f"unpack_chain: expected a dense operand of {sizes[step.operand]} elements for {step.op} ({step.operand}), "
+            f"found shape {tuple(operand.shape)} with strides {operand.stride()}"
         )
     if (operand.dtype == torch.uint8) is not (step.operand == PACKED):
         raise SpecError(f"unpack_chain: {step.op} by {step.operand} cannot take {operand.dtype}")

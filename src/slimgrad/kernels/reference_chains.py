@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimgrad.kernels.chains import PACKED, ROW, SAME, Chain, Step, check_chain
+from slimgrad.kernels.chains import PACKED, SPREAD, Chain, Step, check_chain
 from slimgrad.kernels.geometry import Layout
 from slimgrad.kernels.reference_groups import unpack_groups
 
@@ -32,12 +32,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def unpack_chain(packed: Tensor, chain: Chain, operands: Sequence[Tensor], layout: Layout) -> Tensor:
     check_chain(chain, packed, operands, layout)
     n = math.prod(layout.shape)
-    rows = (n // chain.inner, chain.inner)
-    values = unpack_groups(packed, (n,), (1,), chain.how, torch.float32).view(rows)
+    values = unpack_groups(packed, (n,), (1,), chain.how, torch.float32)
     given = iter(operands)
     for step in chain.steps:
-        if step.operand:
-            OPERATIONS[step.op](values, _operand(step, next(given), chain, rows))
+        if step.operand == SPREAD:  # in the shape in which the operand is broadcast
+            shape = (-1, step.count, step.run) if step.count else (1, -1, step.run)
+            OPERATIONS[step.op](values.view(shape), next(given).detach().float().view(1, -1, 1))
+        elif step.operand:
+            OPERATIONS[step.op](values, _operand(step, next(given), chain, n))
         else:
             values = FUNCTIONS[step.op](values)
     return values.to(layout.dtype).as_strided(layout.shape, layout.stride)
@@ -57,8 +59,7 @@ def chainer(layout: Layout, chain: Chain, dtypes: tuple[torch.dtype, ...]) -> By
     return ByFunction(layout, chain)
 
 
-def _operand(step: Step, operand: Tensor, chain: Chain, rows: tuple[int, int]) -> Tensor:
+def _operand(step: Step, operand: Tensor, chain: Chain, n: int) -> Tensor:
     if step.operand == PACKED:
-        return unpack_groups(operand, rows, (chain.inner, 1), chain.how, torch.float32)
-    shapes = {ROW: (rows[0], 1), SAME: rows}
-    return operand.detach().float().view(shapes.get(step.operand, (1, chain.inner)))
+        return unpack_groups(operand, (n,), (1,), chain.how, torch.float32)
+    return operand.detach().as_strided((n,), (1,)).float()

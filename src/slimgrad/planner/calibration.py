@@ -277,9 +277,9 @@ class _Costs:
         """A layer norm in bf16, of what is kept in 4 bits: per byte of the result, all of it for unpacking."""
         shape, how = (size // ROW, ROW), Groups(4, 128)
         packed = kernels.pack_groups(torch.randn(shape, device=device), how)
-        steps = (("sub", "row"), ("mul", "row"), ("mul", "column"), ("add", "column"))
-        chain = Chain(how, tuple(Step(*step) for step in steps), ROW)
-        operands = [torch.ones(ROW if kind == "column" else shape[0], device=device) for _, kind in steps]
+        by_row, by_column = ("spread", ROW, 0), ("spread", 1, ROW)
+        steps = (Step("sub", *by_row), Step("mul", *by_row), Step("mul", *by_column), Step("add", *by_column))
+        chain, operands = Chain(how, steps), [torch.ones(step.count or shape[0], device=device) for step in steps]
         layout = Layout(torch.Size(shape), (ROW, 1), torch.bfloat16, device)
         chainer = kernels.chainer(layout, chain, tuple(operand.dtype for operand in operands))
         return cls(2 * size, 0.0, seconds_of(lambda: chainer.unpack(packed, operands), device))

@@ -8,7 +8,7 @@ of exact ones must have the very bits of the first time, which the op itself giv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -17,16 +17,16 @@ from torch.autograd.graph import Node
 
 from slimgrad import kernels
 from slimgrad.codecs import Quant
-from slimgrad.kernels import Chain, Layout, Step
-from slimgrad.kernels.chains import COLUMN, MOST_STEPS, PACKED, ROW, SAME
-from slimgrad.kernels.geometry import LANES
+from slimgrad.kernels import Chain, Layout, Step, is_dense_layout
+from slimgrad.kernels.chains import MOST_ELEMENTS, MOST_STEPS, PACKED, SAME, SPREAD
 from slimgrad.kernels.groups import Groups
+from slimgrad.runtime.needs import VIEWS
 from slimgrad.runtime.reruns import OPS
-from slimgrad.runtime.tickets import CAST, RESHAPING, Sealed, peeked
+from slimgrad.runtime.tickets import RESHAPING, Sealed, peeked
 from slimgrad.runtime.ways import Made, Taken, Way, asked, value
 
-STRAIGHT = RESHAPING | {CAST}
-"""Views that leave elements in their order."""
+IN_ORDER = VIEWS | RESHAPING
+"""Views and casts that leave elements in the order of memory, as long as what they make has no gaps."""
 
 
 class Source(Protocol):
@@ -42,37 +42,32 @@ class Source(Protocol):
 
 @dataclass
 class Strand:
-    """A packed tensor, and what is done to it so far."""
+    """A packed tensor, how it lies in memory, and what is done to it so far."""
 
     packed: Tensor
     how: Groups
     shape: torch.Size
+    stride: tuple[int, ...]
     steps: list[Step]
     operands: list[Tensor]
-    inner: int | None = None
-    """Elements of a row, once an operand tells."""
 
     def then(self, op: str, operand: Operand | None) -> Strand | None:
         """One step more; None if no kernel does that."""
-        if operand is None:
-            return None
         if isinstance(operand, Sealed):
             return self._with_packed(op, operand)
-        found = _placed(operand, self.shape)
-        if found is None or (found[1] is not None and self.inner not in (None, found[1])):
-            return None
-        self.inner = self.inner or found[1]
-        return self._with(Step(op, found[0]), operand.detach().contiguous())
+        step = None if operand is None else _placed(op, operand, self.shape, self.stride)
+        return None if step is None or operand is None else self._with(step, operand.detach())
 
     def through(self, function: str) -> Strand:
         self.steps.append(Step(function))
         return self
 
     def _with_packed(self, op: str, operand: Sealed) -> Strand | None:
-        packed = _groups_of(operand)
-        if packed is None or (packed.how, packed.shape) != (self.how, self.shape):
+        other = _groups_of(operand)
+        alike = other is not None and (other.how, other.shape, other.stride) == (self.how, self.shape, self.stride)
+        if other is None or other.steps or not alike:
             return self.then(op, operand.tensor())
-        return self._with(Step(op, PACKED), packed.packed)
+        return self._with(Step(op, PACKED), other.packed)
 
     def _with(self, step: Step, operand: Tensor) -> Strand:
         self.steps.append(step)
@@ -81,12 +76,10 @@ class Strand:
 
     def made(self, layout: Layout) -> Tensor | None:
         """What comes of it; None if no kernel does that."""
-        inner = self.inner or LANES
-        if len(self.steps) > MOST_STEPS or inner % LANES or self.shape.numel() % inner:
+        if len(self.steps) > MOST_STEPS or self.shape.numel() > MOST_ELEMENTS:
             return None
-        chain = Chain(self.how, tuple(self.steps), inner)
         dtypes = tuple(operand.dtype for operand in self.operands)
-        return kernels.chainer(layout, chain, dtypes).unpack(self.packed, self.operands)
+        return kernels.chainer(layout, Chain(self.how, tuple(self.steps)), dtypes).unpack(self.packed, self.operands)
 
 
 Operand = Tensor | Sealed
@@ -94,7 +87,7 @@ Operand = Tensor | Sealed
 
 def unpacked_through(source: Source, handle: Any, layout: Layout) -> Tensor | None:
     """What is made again, if that begins with a tensor in groups and is done to each element by itself."""
-    if not _is_straight(source, handle) or not _is_contiguous(layout) or not layout.dtype.is_floating_point:
+    if not IN_ORDER.issuperset(source.names) or handle.offset or not layout.dtype.is_floating_point:
         return None
     found = _strand(*source.maker(handle))
     if found is None or found.shape.numel() != layout.shape.numel():
@@ -102,23 +95,9 @@ def unpacked_through(source: Source, handle: Any, layout: Layout) -> Tensor | No
     return found.made(layout)
 
 
-def may_chain(names: Sequence[str], way: Way, layout: Layout) -> bool:
+def may_chain(names: Sequence[str], way: Way, dtype: torch.dtype) -> bool:
     """Whether that could be so, as far as is known before it is done."""
-    is_known = all(name in CHAINED for name, _ in way.runs)
-    return is_known and STRAIGHT.issuperset(names) and _is_contiguous(layout) and layout.dtype.is_floating_point
-
-
-def _is_straight(source: Source, handle: Any) -> bool:
-    return STRAIGHT.issuperset(source.names) and not handle.offset
-
-
-def _is_contiguous(layout: Layout) -> bool:
-    expected = 1
-    for size, step in zip(reversed(layout.shape), reversed(layout.stride), strict=True):
-        if size != 1 and step != expected:
-            return False
-        expected *= size
-    return True
+    return dtype.is_floating_point and IN_ORDER.issuperset(names) and all(name in CHAINED for name, _ in way.runs)
 
 
 def _strand(node: Node, what: Made | Taken) -> Strand | None:
@@ -130,47 +109,37 @@ def _strand(node: Node, what: Made | Taken) -> Strand | None:
 
 
 def _groups_of(found: Sealed) -> Strand | None:
-    """What was packed, whole and in the order of its elements; or what it is derived from, and how."""
+    """What was packed, whole and without gaps; or what it is derived from, and how."""
     packed, order = found.packed, found.order
+    layout = packed.layout
+    shape, stride, offset = found.view or (layout.shape, layout.stride, 0)
+    if offset or shape.numel() != layout.shape.numel() or not is_dense_layout(shape, stride):
+        return None
     if order.derives:
         source: Any = order.demand.derivation
-        return _strand(*source.maker(packed.extra)) if _is_straight(source, packed.extra) else None
-    if not isinstance(order.codec, Quant) or not _is_contiguous(packed.layout) or not _is_whole(found):
+        strand = _strand(*source.maker(packed.extra)) if IN_ORDER.issuperset(source.names) else None
+        return None if strand is None else replace(strand, shape=shape, stride=stride)
+    if not isinstance(order.codec, Quant):
         return None
-    return Strand(packed.payload[0], order.codec.groups(packed.demand), _shape(found), [], [])
+    return Strand(packed.payload[0], order.codec.groups(packed.demand), shape, stride, [], [])
 
 
-def _is_whole(found: Sealed) -> bool:
-    if found.view is None:
-        return True
-    shape, stride, offset = found.view
-    layout = found.packed.layout
-    return (
-        offset == 0
-        and shape.numel() == layout.shape.numel()
-        and _is_contiguous(layout._replace(shape=shape, stride=stride))
-    )
-
-
-def _shape(found: Sealed) -> torch.Size:
-    return found.packed.layout.shape if found.view is None else found.view[0]
-
-
-def _placed(operand: Tensor, shape: torch.Size) -> tuple[str, int | None] | None:
-    """Of what an operand that is broadcast to a shape has one number, and the elements of a row if it tells."""
-    if operand.shape == shape or operand.numel() == shape.numel():
-        return SAME, None
-    sizes = (1,) * (len(shape) - operand.dim()) + tuple(operand.shape)
-    if len(sizes) != len(shape):
+def _placed(op: str, operand: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> Step | None:
+    """A step with an operand that is broadcast to this shape: which of its numbers stands for which elements."""
+    if operand.shape == shape:
+        return Step(op, SAME) if operand.stride() == stride else None
+    sizes = (*(1,) * (len(shape) - operand.dim()), *operand.shape)
+    if len(sizes) != len(shape) or not operand.is_contiguous():
         return None
-    repeated = [size == 1 and whole != 1 for size, whole in zip(sizes, shape, strict=True)]
-    first = next((place for place, repeats in enumerate(repeated) if repeats), len(shape))
-    if all(repeats or whole == 1 for repeats, whole in zip(repeated[first:], shape[first:], strict=True)):
-        return ROW, shape[first:].numel()
-    last = max(place for place, repeats in enumerate(repeated) if repeats) + 1
-    if all(repeats or whole == 1 for repeats, whole in zip(repeated[:last], shape[:last], strict=True)):
-        return COLUMN, shape[last:].numel()
-    return None
+    order = sorted((place for place in range(len(shape)) if shape[place] != 1), key=lambda place: -stride[place])
+    varying = [number for number, place in enumerate(order) if sizes[place] != 1]
+    if not varying:
+        return Step(op, SPREAD, shape.numel())
+    places = [order[number] for number in varying]
+    is_side_by_side = varying == list(range(varying[0], varying[-1] + 1)) and places == sorted(places)
+    if not is_side_by_side or any(sizes[place] != shape[place] for place in places):
+        return None
+    return Step(op, SPREAD, stride[places[-1]], 0 if varying[0] == 0 else operand.numel())
 
 
 # --- which ops, and how -----------------------------------------------------------------------------------------------

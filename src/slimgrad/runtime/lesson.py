@@ -11,7 +11,6 @@ from torch import nn
 from torch.autograd.graph import Node
 
 from slimgrad.codecs import Demand
-from slimgrad.kernels import Layout
 from slimgrad.runtime import needs
 from slimgrad.runtime.chaining import may_chain
 from slimgrad.runtime.derivations import Derivation
@@ -180,8 +179,7 @@ def _runs(derivation: Derivation | None) -> tuple[tuple[int, ...], ...]:
 def _chained(derivation: Derivation | None, record: Record) -> tuple[bool, ...]:
     if derivation is None:
         return ()
-    layout = Layout(record.shape, record.view[2], record.dtype, record.device)
-    return tuple(may_chain(derivation.names, way, layout) for way in derivation.ways)
+    return tuple(may_chain(derivation.names, way, record.dtype) for way in derivation.ways)
 
 
 def _labels(

@@ -13,16 +13,18 @@ from slimgrad.runtime.needs import VIEWS
 from slimgrad.runtime.reruns import NEED_EPS, OPS
 from slimgrad.runtime.tickets import CAST, RESHAPING
 
+EXPANDED = "ExpandBackward0"
+
 MOST_RERUNS = 5
 """Ops that one derivation may run. A ResNet block's output takes four: two norms, their sum, the ReLU."""
 
 MOST_WITH_PRODUCTS = 12
 """With products among them. What a gated unit returns takes eight: gate and values are products of what a norm made."""
 
-BEFORE_CAST = RESHAPING | {CAST}
-"""What may come before a cast: a view that turns elements round would be lost with the memory that it is a view of."""
-
 LOOKED_THROUGH = VIEWS | RESHAPING
+
+BEFORE_CAST = LOOKED_THROUGH - {EXPANDED}
+"""What may come before a cast, which leaves elements in the order of memory as long as there are no gaps."""
 
 MOST_WAYS = 4
 """Ways to make one tensor that are remembered, the cheapest first."""
