@@ -163,7 +163,7 @@ class ChainCase:
         operands = [
             kernels.pack_groups(torch.randn(n).relu(), how)
             if step.operand == "packed"
-            else (torch.rand(step.count or n // max(1, step.run)) + 0.5).to(
+            else (torch.rand(step.period or n // max(1, step.run)) + 0.5).to(
                 torch.bfloat16 if place % 2 else torch.float32
             )
             for place, step in enumerate(self.chain.steps)
@@ -182,7 +182,7 @@ class ChainCase:
         if step.operand == "packed":
             operand = kernels.unpack_groups(operand, x.shape, x.stride(), self.chain.how, torch.float32)
         if step.operand == "spread":
-            operand = operand.repeat_interleave(step.run).repeat(self.n // (step.run * (step.count or len(operand))))
+            operand = operand.repeat_interleave(step.run).repeat(self.n // (step.run * (step.period or len(operand))))
         found: Tensor = getattr(torch, step.op)(x, operand.double())
         return found
 

@@ -78,10 +78,10 @@ def _found(step: Step) -> tuple[str, str, int, int]:
     if step.operand != SPREAD:
         return step
     if step.run % LANES_EACH == 0:
-        return step.op, "by octet", step.run // LANES_EACH, step.count
-    if step.run == 1 and step.count and step.count % LANES_EACH == 0:
-        return step.op, "side by side", 1, step.count // LANES_EACH
-    return step.op, "by element", step.run, step.count
+        return step.op, "by octet", step.run // LANES_EACH, step.period
+    if step.run == 1 and step.period and step.period % LANES_EACH == 0:
+        return step.op, "side by side", 1, step.period // LANES_EACH
+    return step.op, "by element", step.run, step.period
 
 
 @triton.jit

@@ -3,7 +3,7 @@ that is kept in a few bits is read from those bits and written once; the tensor 
 
 All tensors are taken in the order of their memory. A step is a function, or an operation with an operand: a number for
 each element, another tensor in the same groups, or numbers that are spread: each stands for `run` elements in a row,
-and after `count` of them they begin again. Means of rows are spread with the length of a row as the run, weights of
+and after `period` of them they begin again. Means of rows are spread with the length of a row as the run, weights of
 columns with a run of 1, those of channels with the size of a plane. All is computed in float32 and rounded once, to the
 dtype of the result.
 """
@@ -39,8 +39,8 @@ class Step(NamedTuple):
     operand: str = ""
     """How the operand's numbers lie; "" for a function, which has none."""
     run: int = 0
-    count: int = 0
-    """Of a spread operand; a count of 0 is as many as there are."""
+    period: int = 0
+    """Of a spread operand; 0 is as many as there are."""
 
 
 class Chain(NamedTuple):
@@ -71,9 +71,9 @@ def check_chain(chain: Chain, packed: Tensor, operands: Sequence[Tensor], layout
 
 
 def _check_operand(step: Step, operand: Tensor, chain: Chain, n: int) -> None:
-    if step.operand == SPREAD and (step.run < 1 or n % (step.run * max(1, step.count))):
-        raise SpecError(f"unpack_chain: {step.count or 'any number of'} runs of {step.run} do not fill {n} elements")
-    sizes = {SPREAD: step.count or n // max(1, step.run), SAME: n, PACKED: chain.how.nbytes(n)}
+    if step.operand == SPREAD and (step.run < 1 or n % (step.run * max(1, step.period))):
+        raise SpecError(f"unpack_chain: {step.period or 'any number of'} runs of {step.run} do not fill {n} elements")
+    sizes = {SPREAD: step.period or n // max(1, step.run), SAME: n, PACKED: chain.how.nbytes(n)}
     if operand.numel() != sizes[step.operand] or not is_dense(operand):
         raise SpecError(
             f"unpack_chain: expected a dense operand of {sizes[step.operand]} elements for {step.op} ({step.operand}), "

@@ -36,7 +36,7 @@ def unpack_chain(packed: Tensor, chain: Chain, operands: Sequence[Tensor], layou
     given = iter(operands)
     for step in chain.steps:
         if step.operand == SPREAD:  # in the shape in which the operand is broadcast
-            shape = (-1, step.count, step.run) if step.count else (1, -1, step.run)
+            shape = (-1, step.period, step.run) if step.period else (1, -1, step.run)
             OPERATIONS[step.op](values.view(shape), next(given).detach().float().view(1, -1, 1))
         elif step.operand:
             OPERATIONS[step.op](values, _operand(step, next(given), chain, n))

@@ -46,7 +46,7 @@ class FewBitFunction:
         if not (torch.is_grad_enabled() and x.requires_grad):
             return x.copy_(self.unit.f(x)) if inplace else self.unit.f(x)
         layout, fusion = self._treatment(x)
-        return _Fused.apply(x, layout, fusion, inplace)  # type: ignore[no-any-return, no-untyped-call]
+        return FewBit.apply(x, layout, fusion, inplace)  # type: ignore[no-any-return, no-untyped-call]
 
     def _treatment(self, x: Tensor) -> tuple[Layout, Fusion]:
         if isinstance(x, FakeTensor):  # the same nodes must be learnt from them that real ones have
@@ -94,7 +94,9 @@ def fused_name(table: Table) -> str:
     return "" if parameters else table.function
 
 
-class _Fused(torch.autograd.Function):
+class FewBit(torch.autograd.Function):
+    """Its node, by the name of this class, is known to runtime/reruns.py: it can make f(x) again."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: Layout, fusion: Fusion, inplace: bool) -> Tensor:
         if inplace and layout.stride != x.stride():

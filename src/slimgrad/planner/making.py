@@ -91,10 +91,16 @@ class Making:
             read = None if timeline is None else timeline.read[number]
             if timeline is None or read is None:
                 continue
-            moment = self._moment(number, way, offer.source)
-            if moment:
+            moment = self._moment(number, way, offer.source) - self._not_yet(read)
+            if moment > 0:
                 yield Span(read, read + 1, moment)
             yield from self._held(number, way, offer)
+
+    def _not_yet(self, event: int) -> int:
+        """What an event makes and takes for itself, which is not there when it reads what was saved."""
+        timeline = self.profile.timeline
+        made = timeline.made if timeline is not None else ()
+        return (made[event] if made else 0) + self.costs.workspaces[event]
 
     def _moment(self, number: int, way: int, source: str) -> int:
         site, main = self.profile.sites[number], main_source(self.profile, number, way)
@@ -104,8 +110,14 @@ class Making:
         reads = [self.profile.sites[run] for run in site.runs[way] if run != NO_SITE]
         if reads and reads[0].dtype != site.dtype:
             between += self._uncast(site, reads[0])
-        is_held = source == MULTIPLIED and main is not None and (self._product(main) or (None,))[0] == main
+        is_held = main is not None and self._stays(main, number, way, source)
         return between + (0 if source == KEPT or main is None or is_held else self.profile.sites[main].bytes)
+
+    def _stays(self, main: int, number: int, way: int, source: str) -> bool:
+        """Whether the main source is among what `_held` tells."""
+        if multiplies(self.profile, number, way):
+            return source == DERIVED
+        return source == MULTIPLIED and (self._product(main) or (None,))[0] == main
 
     def _held(self, number: int, way: int, offer: Offer) -> Iterator[Span]:
         """Where a product runs again: what it makes, and what it reads if that is made too, are there until their own

@@ -51,6 +51,7 @@ class Clock(TorchDispatchMode):
         self.floor: list[int] = []
         self.flops: list[int] = []
         self.moved: list[int] = []
+        self.made: list[int] = []
         self.operators: list[str] = []
         """What each event runs, as text."""
         self._single = single
@@ -94,6 +95,7 @@ class Clock(TorchDispatchMode):
         if fresh or func._schema.is_mutable or func is aten.add.Tensor:
             self.floor.append(self._live)
             self.flops.append(_flops(func, args, kwargs, result))
+            self.made.append(sum(storage.nbytes() for storage in fresh))
             self.operators.append(told(func, args, kwargs))
             self.moved.append(_moved(func, [*_tensors(args), *_tensors(kwargs.values())], made))
 

@@ -73,6 +73,7 @@ def _told(clock: Clock, shelf: Shelf, backward: int, visits: Visits, lesson: Les
         freed=tuple(end if block is None or block.died is None else block.died for block in blocks),
         flops=tuple(clock.flops),
         moved=tuple(clock.moved),
+        made=tuple(clock.made),
         operators=tuple(operators),
         kinds=tuple(operators[text] for text in clock.operators),
         regions=regions,

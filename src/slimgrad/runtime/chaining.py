@@ -23,7 +23,7 @@ from slimgrad.kernels.groups import Groups
 from slimgrad.runtime.needs import VIEWS
 from slimgrad.runtime.reruns import OPS
 from slimgrad.runtime.tickets import RESHAPING, Sealed, peeked
-from slimgrad.runtime.ways import Made, Taken, Way, asked, value
+from slimgrad.runtime.ways import Leaf, Made, Taken, Way, What, asked, part_value
 
 IN_ORDER = VIEWS | RESHAPING
 """Views and casts that leave elements in the order of memory, as long as what they make has no gaps."""
@@ -36,7 +36,7 @@ class Source(Protocol):
     def names(self) -> tuple[str, ...]:
         """Of the views and casts behind what its maker made."""
 
-    def maker(self, handle: Any) -> tuple[Node, Made | Taken]:
+    def maker(self, handle: Any) -> tuple[Node, What]:
         """The node that made it, and how that is made again."""
 
 
@@ -100,12 +100,12 @@ def may_chain(names: Sequence[str], way: Way, dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and IN_ORDER.issuperset(names) and all(name in CHAINED for name, _ in way.runs)
 
 
-def _strand(node: Node, what: Made | Taken) -> Strand | None:
+def _strand(node: Node, what: What) -> Strand | None:
     if isinstance(what, Taken):
         found = peeked(node, what.slot)
         return _groups_of(found) if isinstance(found, Sealed) else None
-    rule = CHAINED.get(what.name)
-    return None if rule is None else rule(node, what)
+    rule = CHAINED.get(what.name) if isinstance(what, Made) else None
+    return None if rule is None or isinstance(what, (Taken, Leaf)) else rule(node, what)
 
 
 def _groups_of(found: Sealed) -> Strand | None:
@@ -129,16 +129,16 @@ def _placed(op: str, operand: Tensor, shape: torch.Size, stride: tuple[int, ...]
     if operand.shape == shape:
         return Step(op, SAME) if operand.stride() == stride else None
     sizes = (*(1,) * (len(shape) - operand.dim()), *operand.shape)
-    if len(sizes) != len(shape) or not operand.is_contiguous():
+    is_spread = len(sizes) == len(shape) and all(size in (1, whole) for size, whole in zip(sizes, shape, strict=True))
+    if not is_spread or not operand.is_contiguous():
         return None
     order = sorted((place for place in range(len(shape)) if shape[place] != 1), key=lambda place: -stride[place])
     varying = [number for number, place in enumerate(order) if sizes[place] != 1]
     if not varying:
         return Step(op, SPREAD, shape.numel())
     places = [order[number] for number in varying]
-    is_side_by_side = varying == list(range(varying[0], varying[-1] + 1)) and places == sorted(places)
-    if not is_side_by_side or any(sizes[place] != shape[place] for place in places):
-        return None
+    if varying != list(range(varying[0], varying[-1] + 1)) or places != sorted(places):
+        return None  # not side by side in memory, or not in the operand's own order
     return Step(op, SPREAD, stride[places[-1]], 0 if varying[0] == 0 else operand.numel())
 
 
@@ -147,15 +147,17 @@ def _placed(op: str, operand: Tensor, shape: torch.Size, stride: tuple[int, ...]
 
 def _part(node: Node, what: Made, place: int) -> Strand | None:
     part = what.parts[place]
-    return None if part is None else _strand(asked(node, part[0]), part[1])
+    if part is None or (part[0] is not None and asked(node, part[0]) is not node.next_functions[part[0]][0]):
+        return None  # what was reshaped or cast on its way is not one of the forms that are known here
+    return _strand(asked(node, part[0]), part[1])
 
 
 def _operand(node: Node, what: Made, place: int) -> Operand | None:
     part = what.parts[place]
     if part is None:
         return None
-    there = asked(node, part[0])
-    return peeked(there, part[1].slot) if isinstance(part[1], Taken) else value(there, part[1])
+    edge, how = part
+    return peeked(node, how.slot) if edge is None and isinstance(how, Taken) else part_value(node, part)
 
 
 def _layer_norm(node: Any, what: Made) -> Strand | None:

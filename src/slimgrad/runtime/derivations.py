@@ -26,7 +26,8 @@ from slimgrad.errors import SavedTensorModifiedError
 from slimgrad.kernels import Layout, is_dense
 from slimgrad.runtime.chaining import unpacked_through
 from slimgrad.runtime.reruns import OPS
-from slimgrad.runtime.ways import Made, Taken, Way, asked, behind, value
+from slimgrad.runtime.tickets import LEAF
+from slimgrad.runtime.ways import Leaf, Taken, Way, What, asked, behind, value
 
 NOTHING_AROUND = nullcontext()
 
@@ -109,7 +110,7 @@ class Derivation:
             made = value(node, what).to(layout.dtype)
         return _laid_out(made, layout, handle.offset)
 
-    def maker(self, handle: Handle) -> tuple[Node, Made | Taken]:
+    def maker(self, handle: Handle) -> tuple[Node, What]:
         """The node that made it, and how that is made again."""
         for parameter, version in handle.outside:
             if parameter._version != version:
@@ -136,20 +137,26 @@ def _laid_out(made: Tensor, layout: Layout, offset: int) -> Tensor:
     return seen if offset == 0 else seen.clone()  # others will look at its memory from the start
 
 
-def _agrees(node: Node | None, what: Made | Taken) -> bool:
+def _agrees(node: Node | None, what: What) -> bool:
     if node is None or isinstance(what, Taken):
         return node is not None
-    if node.name() != what.name:
+    if node.name() != (LEAF if isinstance(what, Leaf) else what.name):
         return False
+    if isinstance(what, Leaf):
+        return True
     edges = node.next_functions
     return all(
-        edge is None or _agrees(edges[edge][0], piece)
+        edge is None or (edges[edge][0] is not None and _agrees(asked(node, edge), piece))
         for edge, piece in (part for part in what.parts if part is not None)
     )
 
 
-def _outside(node: Node, what: Made | Taken) -> Iterator[Tensor]:
+def _outside(node: Node, what: What) -> Iterator[Tensor]:
+    """Parameters that are read by no slot."""
     if isinstance(what, Taken):
+        return
+    if isinstance(what, Leaf):
+        yield value(node, what)
         return
     reads = OPS[what.name].outside
     parameter = None if reads is None else reads(node, what.module)

@@ -191,6 +191,7 @@ OPS: dict[str, Op] = {
         owners=NORMS,
         knows=_is_norm_bias_known,
     ),
+    "FewBitBackward": Op(((None, 0),), lambda node, m, x: node.fusion.forward(x[0], None)[0]),  # type: ignore[attr-defined]
     "AddcmulBackward0": Op((("tensor1", 1), ("tensor2", 2)), _addcmul, outside=_added, knows=_is_added_known),
     "AddmmBackward0": Op((("mat1", 1), ("mat2", 2)), _addmm, outside=_added, knows=_is_added_known, is_product=True),
     "MmBackward0": Op((("self", 0), ("mat2", 1)), lambda node, m, x: torch.mm(*x), is_product=True),

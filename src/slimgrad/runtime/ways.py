@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from slimgrad.runtime.needs import VIEWS
 from slimgrad.runtime.reruns import NEED_EPS, OPS
-from slimgrad.runtime.tickets import CAST, RESHAPING
+from slimgrad.runtime.tickets import CAST, LEAF, RESHAPING
 
 EXPANDED = "ExpandBackward0"
 
@@ -22,6 +23,7 @@ MOST_WITH_PRODUCTS = 12
 """With products among them. What a gated unit returns takes eight: gate and values are products of what a norm made."""
 
 LOOKED_THROUGH = VIEWS | RESHAPING
+RESHAPED = RESHAPING | {CAST}
 
 BEFORE_CAST = LOOKED_THROUGH - {EXPANDED}
 """What may come before a cast, which leaves elements in the order of memory as long as there are no gaps."""
@@ -33,12 +35,17 @@ MOST_WAYS = 4
 
 
 @dataclass(frozen=True)
+class Leaf:
+    """A parameter, or an input."""
+
+
+@dataclass(frozen=True)
 class Read:
     """A tensor that an op reads: from a slot of its node, or of what made it, if not both."""
 
     slot: str | None
     edge: int | None
-    maker: Term | None
+    maker: Term | Leaf | None
     is_empty: bool = False
     """Whether the op was given nothing there."""
 
@@ -90,9 +97,11 @@ def _read(node: Node, slot: str | None, edge: int | None, saves: Saves, most: in
     filled = name is not None and saves(node, name)
     if name is not None and name != slot:
         return Read(name if filled else None, None, None, is_empty=not filled)
-    maker, number = (None, 0) if edge is None else node.next_functions[edge]
-    term = None if maker is None or number != 0 else _term(maker, saves, most - 1)
-    return Read(name if filled else None, edge, term)
+    there, number = (None, 0) if edge is None else node.next_functions[edge]
+    if there is None or number != 0:
+        return Read(name if filled else None, edge, None)
+    maker = through(there)
+    return Read(name if filled else None, edge, Leaf() if maker.name() == LEAF else _term(maker, saves, most - 1))
 
 
 # --- ways to make it ------------------------------------------------------------------------------------------------
@@ -107,18 +116,23 @@ class Taken:
 
 @dataclass(frozen=True)
 class Made:
-    """Made again by what the node's op reads: from a slot, from the node behind an edge, or nothing."""
+    """Made again by what the node's op reads: from a slot, from what is behind an edge, or nothing."""
 
     name: str
-    parts: tuple[tuple[int | None, Made | Taken] | None, ...]
+    parts: tuple[Part | None, ...]
     module: nn.Module | None = None
+
+
+What = Made | Taken | Leaf
+Part = tuple[int | None, What]
+"""The edge to what is asked, which is None for the node itself; and how that has it."""
 
 
 @dataclass(frozen=True)
 class Way:
     """One way to make a tensor: the ops to run, and the sites that must tell their values."""
 
-    what: Made | Taken
+    what: What
     sites: frozenset[int]
     runs: tuple[tuple[str, int | None], ...] = ()
     """The ops that run again: the name of the node, and a site that it saves before it runs, if there is one."""
@@ -178,6 +192,9 @@ def _options(term: Term, read: Read, site_at: SiteAt, module_at: ModuleAt) -> It
     maker = read.maker
     if maker is None:
         return
+    if isinstance(maker, Leaf):
+        yield read.edge, Way(maker, frozenset())
+        return
     kept = None if maker.result is None else site_at(maker.sequence, maker.result)
     if kept is not None and maker.result is not None:
         yield read.edge, Way(Taken(maker.result), frozenset([kept]))
@@ -197,14 +214,35 @@ def behind(node: Node | None, names: tuple[str, ...]) -> Node | None:
     return node
 
 
+def through(node: Node) -> Node:
+    """What is behind reshaping views and casts, which `part_value` does once more."""
+    while node.name() in RESHAPED and node.next_functions[0][0] is not None and node.next_functions[0][1] == 0:
+        node = node.next_functions[0][0]
+    return node
+
+
 def asked(node: Node, edge: int | None) -> Node:
     found = node if edge is None else node.next_functions[edge][0]
     assert found is not None  # `fits` looked
-    return found
+    return found if edge is None else through(found)
 
 
-def value(node: Node, what: Made | Taken) -> Tensor:
+def value(node: Node, what: What) -> Tensor:
     if isinstance(what, Taken):
         return getattr(node, f"_saved_{what.slot}")  # type: ignore[no-any-return]
-    tensors = tuple(None if part is None else value(asked(node, part[0]), part[1]) for part in what.parts)
+    if isinstance(what, Leaf):
+        return node.variable  # type: ignore[attr-defined, no-any-return]
+    tensors = tuple(None if part is None else part_value(node, part) for part in what.parts)
     return OPS[what.name].again(node, what.module, tensors)
+
+
+def part_value(node: Node, part: Part) -> Tensor:
+    """What a node reads, in the shape and dtype in which it came."""
+    edge, what = part
+    maker = asked(node, edge)
+    made = value(maker, what)
+    there = None if edge is None else node.next_functions[edge][0]
+    if there is None or there is maker:
+        return made
+    came: Any = there._input_metadata[0]
+    return made.to(came.dtype).reshape(came.shape)

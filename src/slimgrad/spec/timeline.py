@@ -68,6 +68,8 @@ class Timeline(Value):
     """Floating-point operations of each event's matrix products and convolutions; 0 for others."""
     moved: tuple[int, ...]
     """Bytes that each event reads and writes."""
+    made: tuple[int, ...] = ()
+    """Bytes of what each event makes, which are not there yet when it reads what was saved."""
     operators: tuple[str, ...] = ()
     """The kinds of operators that run, each once: its name and arguments, so that it can be timed by itself."""
     kinds: tuple[int, ...] = ()
