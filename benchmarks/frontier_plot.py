@@ -19,7 +19,7 @@ from matplotlib.transforms import Bbox
 
 INK, FAINT, PEER, OURS = "#222222", "#8A8A8A", "#D55E00", "#0072B2"
 STYLE = {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.0, "text.color": INK}
-MARKERS = {"checkpoint": "s", "save_on_cpu": "v", "compile": "D", "compile(budget=0.5)": "^"}
+MARKERS = {"checkpoint": "s", "save_on_cpu": "v", "naive_int8": "P", "compile": "D", "compile(budget=0.5)": "^"}
 
 FASTEST, SLOWEST = 0.9, 1.5
 """The time axis shows at least this much,"""
@@ -57,11 +57,12 @@ class Point:
 
 
 def shortened(system: str) -> str:
-    """Of each codec its name and its first setting: "dropit(keep=0.1, rest=Quant(bits=4))" is "dropit 0.1 + quant 4".
+    """Of each codec its name and its first setting: "dropit(keep=0.1, rest=Quant(bits=4))" is "dropit 0.1 + quant 4",
+    and "plan(4x)" is "plan 4x".
 
     Whatever is lossy leaves the rest to `lossless()`, which is named only where it stands alone.
     """
-    calls = re.findall(r"(\w+)\((?:\w+=([\d.]+))?", system)
+    calls = re.findall(r"(\w+)\((?:(?:\w+=)?([\d.]+x?|checkpoint))?", system)
     words = [f"{name.lower()} {value}".strip() for name, value in calls]
     return " + ".join(word for word in words if word != "lossless" or len(words) == 1) or system
 
@@ -116,7 +117,7 @@ def heading(figure: Figure, height: float) -> None:
     )
     entries = [
         Line2D([], [], marker="o", linestyle="-", linewidth=1, color=OURS, label="slimgrad"),
-        Line2D([], [], marker="s", linestyle="", markerfacecolor="white", color=PEER, label="built into torch"),
+        Line2D([], [], marker="s", linestyle="", markerfacecolor="white", color=PEER, label="without slimgrad"),
         Line2D([], [], marker="x", linestyle="", color=INK, label="untouched"),
     ]
     place = {"loc": "upper right", "bbox_to_anchor": (0.99, 1 - 0.08 / height), "borderaxespad": 0}

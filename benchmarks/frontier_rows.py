@@ -17,6 +17,7 @@ PEERS = {
     UNTOUCHED: "untouched",
     "checkpoint": "checkpoint each block",
     "save_on_cpu": "save_on_cpu (pinned)",
+    "naive_int8": "int8 by torch ops in saved-tensor hooks",
     "compile": "torch.compile",
     "compile(budget=0.5)": "torch.compile, activation_memory_budget=0.5",
 }

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from frontier_rows import UNTOUCHED
-from torch import Tensor
+from torch import Tensor, nn
 from torch._functorch import config as partitioner
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -138,6 +138,28 @@ def offloaded(bench: Bench) -> Iterator[Treated]:
 
 
 @contextmanager
+def naively_packed(bench: Bench) -> Iterator[Treated]:
+    """What one writes first: 8 bits and a step per row for whatever is saved and is no weight, by torch's own ops."""
+    with torch.autograd.graph.saved_tensors_hooks(_in_int8, _from_int8):
+        yield Treated(bench.built.model)
+
+
+def _in_int8(tensor: Tensor) -> Any:
+    is_weight = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
+    if is_weight or not tensor.is_floating_point() or not tensor.dim():
+        return tensor
+    step = tensor.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+    return (tensor / step).round().to(torch.int8), step, tensor.dtype
+
+
+def _from_int8(kept: Any) -> Tensor:
+    if isinstance(kept, Tensor):
+        return kept
+    codes, step, dtype = kept
+    return (codes * step).to(dtype)
+
+
+@contextmanager
 def compiled(bench: Bench, budget: float = 1.0) -> Iterator[Treated]:
     """The partitioner reads the budget when the first forward is traced; 1 is its default."""
     with partitioner.patch(activation_memory_budget=budget):
@@ -155,6 +177,7 @@ TREATMENTS: dict[str, Treatment] = {
     UNTOUCHED: untouched,
     "checkpoint": checkpointed,
     "save_on_cpu": offloaded,
+    "naive_int8": naively_packed,
     "compile": compiled,
     "compile(budget=0.5)": partial(compiled, budget=0.5),
 }
@@ -164,6 +187,7 @@ COMPILED = ("compile", "compile(budget=0.5)")
 
 NEED_CUDA = {
     "save_on_cpu": "it moves bytes from a GPU to the host",
+    "naive_int8": "what its hooks keep only the CUDA allocator knows",
     "compile": "what compiled code keeps only the CUDA allocator knows",
     "compile(budget=0.5)": "what compiled code keeps only the CUDA allocator knows",
 }

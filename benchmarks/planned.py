@@ -1,26 +1,31 @@
-"""What plans promise beside what a step takes: kept, peak and time, and per-block checkpointing at the same kept bytes.
+"""What plans promise beside what a step takes: kept, peak and time, beside checkpointing and others at the same task.
 
     python benchmarks/planned.py --small                                    # a CPU, minutes
-    python benchmarks/planned.py vit_b16 resnet50 gpt2 --budgets 2x 4x 8x checkpoint
+    python benchmarks/planned.py vit_b16 resnet50 gpt2 --budgets 2x 4x 8x checkpoint --json out/planned.json
+    python benchmarks/planned.py vit_b16 --systems naive_int8 save_on_cpu "derive()" --plot out/planned.png
 
-The budget "checkpoint" is what checkpointing each repeated block keeps, measured in the same run. Promised and measured
-bytes count what comes on top of parameters, gradients that are there, and the optimizer's state; both are those of a
-forward and backward. Times are medians of steps that take turns with the untouched model's and with checkpointing's.
+The budget "checkpoint" is what checkpointing each repeated block keeps, measured in the same run. Kept bytes are the
+allocator's at the end of forward on a GPU, and slimgrad's count elsewhere; peaks are those of a forward and backward,
+above parameters and the optimizer's state; both without gradients from before. A system is timed between two phases of
+the untouched model. Every row is written to --json as soon as it is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from frontier_systems import Bench, checkpointed, prepared
+from frontier_rows import Row
+from frontier_systems import TREATMENTS, Bench, Treated, Treatment, prepared, slimmed, untouched
 from workloads import WORKLOADS, Built, Workload, labelled_pictures, tokens
 
 import slimgrad as sg
@@ -66,24 +71,33 @@ SMALL: dict[str, Workload] = {
 def main() -> None:
     args = arguments()
     rows: list[dict[str, Any]] = []
+    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|", flush=True)
     for name in args.workloads:
         for row in rows_of((SMALL if args.small else WORKLOADS)[name], args):
             rows.append(row)
             print(line(row), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+            if args.json:
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                args.json.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+    if args.plot:
+        from frontier_plot import plotted
+
+        plotted([drawn(row) for row in rows if "kept" in row], args.plot)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=["resnet50", "vit_b16", "gpt2", "llama", "bert"])
-    parser.add_argument("--budgets", nargs="+", default=["2x", "4x", CHECKPOINT], help="as sg.plan takes them")
+    parser.add_argument("--budgets", nargs="*", default=["2x", "4x", CHECKPOINT], help="as sg.plan takes them")
+    parser.add_argument("--systems", nargs="*", default=[], help=f"besides: {', '.join(TREATMENTS)}; texts for apply")
     parser.add_argument("--allow", default=None, help="'exact', or names with commas between")
     parser.add_argument("--small", action="store_true", help="small models, for a CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=7, help="timed steps of each")
+    parser.add_argument("--rounds", type=int, default=8, help="timed steps of each")
     parser.add_argument("--min-bytes", type=int, default=None, help="storages below are left alone")
-    parser.add_argument("--out", type=Path, default=None, help="a JSON file")
+    parser.add_argument("--json", type=Path, default=None, help="rows, written one by one")
+    parser.add_argument("--plot", type=Path, default=None, help="kept bytes and step times, as a picture")
+    parser.add_argument("--plans", type=Path, default=None, help="a folder for the plans, as JSON")
     args = parser.parse_args()
     known = SMALL if args.small else WORKLOADS
     unknown = [name for name in args.workloads if name not in known]
@@ -92,109 +106,121 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def rows_of(workload: Workload, args: argparse.Namespace) -> list[dict[str, Any]]:
-    bench = prepared(workload, args.small, args.device)
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(workload: Workload, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    bench, title = prepared(workload, args.small, args.device), workload.title(args.small)
     with bench.autocast():
         profile = sg.profile(bench.built.model, bench.built.batch, bench.built.loss, fake=True)
-        plain, checkpoint = (kept_under(bench, system) for system in (nullcontext, lambda: checkpointed(bench)))
-    found = [{"model": workload.title(args.small), "budget": CHECKPOINT, "kept": checkpoint, "kept_before": plain}]
-    found[0] |= taken(bench, lambda: checkpointed(bench), args.rounds)
+    plain = measured(bench, untouched, args.rounds)
+    before = {"workload": title, "kept_before": plain["kept"], "peak_before": plain["peak"]}
+    yield {**before, "system": "untouched", **plain}
+    checkpoint = measured(bench, TREATMENTS[CHECKPOINT], args.rounds)
+    yield {**before, "system": CHECKPOINT, **checkpoint}
+    for system in args.systems:
+        treat = TREATMENTS.get(system) or partial(slimmed, text=system)
+        yield {**before, "system": system, **measured(bench, treat, args.rounds)}
     for budget in args.budgets:
-        asked = checkpoint / profile.kept_bytes if budget == CHECKPOINT else budget
-        found.append(planned(bench, profile, budget, asked, args) | {"model": workload.title(args.small)})
+        asked = checkpoint["kept"] / plain["kept"] if budget == CHECKPOINT else budget
+        yield {**before, "system": f"plan({budget})", **planned(bench, profile, asked, args, f"{title} {budget}")}
     bench.rest()
-    return found
 
 
-def planned(bench: Bench, profile: sg.Profile, budget: str, asked: Any, args: argparse.Namespace) -> dict[str, Any]:
+def planned(bench: Bench, profile: sg.Profile, budget: Any, args: argparse.Namespace, name: str) -> dict[str, Any]:
+    """A plan: what it promises, and what a step takes."""
     allow = args.allow.split(",") if args.allow and "," in args.allow else args.allow
+    sg.calibrate(bench.device, profile=profile)
     start = time.perf_counter()
     try:
-        plan = sg.plan(profile, asked, allow=allow, min_bytes=args.min_bytes)
+        plan = sg.plan(profile, budget, allow=allow, min_bytes=args.min_bytes)
     except sg.BudgetError as error:
-        return {"budget": f"plan at {budget}", "error": str(error)}
+        return {"error": str(error)}
     seconds = time.perf_counter() - start
-    runs: list[sg.Run] = []
-
-    def applied() -> AbstractContextManager[sg.Run]:
-        with bench.autocast():  # taught by a batch, even the first step is as promised
-            runs.append(sg.apply(bench.built.model, plan, batch=bench.built.batch))
-        return removing(runs[-1])
-
-    with applied():
-        bench.step(bench.built.model)
+    if args.plans:
+        args.plans.mkdir(parents=True, exist_ok=True)
+        (args.plans / f"{''.join(c if c.isalnum() else '_' for c in name)}.json").write_text(plan.to_json())
     return {
-        "budget": f"plan at {budget}",
         "plan_seconds": seconds,
-        "kept_before": plan.kept_before,
         "kept_promised": plan.kept_bytes,
-        "kept": runs[0].report().kept_after,
         "peak_promised": plan.peak_bytes - plan.fixed_bytes,
         "time_promised": plan.slowdown,
+        "step_promised": plan.step_seconds * 1e3,
         "gradient_error": plan.error,
         "again": len(plan.recompute),
-        **taken(bench, applied, args.rounds),
+        **measured(bench, partial(following, plan=plan), args.rounds),
     }
 
 
-class removing(AbstractContextManager[sg.Run]):  # noqa: N801 - it reads as what it does
-    """The run, until the block ends; `with run:` would extend it over the loss."""
-
-    def __init__(self, run: sg.Run) -> None:
-        self.run = run
-
-    def __exit__(self, *_: object) -> None:
-        self.run.remove()
+@contextmanager
+def following(bench: Bench, plan: sg.Plan) -> Iterator[Treated]:
+    with bench.autocast():  # taught by a batch, even the first step is as promised
+        run = sg.apply(bench.built.model, plan, batch=bench.built.batch)
+    yield Treated(bench.built.model, lambda: run.report().kept_after)
+    run.remove()
 
 
-def kept_under(bench: Bench, system: Callable[[], AbstractContextManager[Any]]) -> int:
-    with system():
-        return sg.profile(bench.built.model, bench.built.batch, bench.built.loss, fake=True, timeline=False).kept_bytes
+def measured(bench: Bench, treat: Treatment, rounds: int) -> dict[str, Any]:
+    """Kept, peak and time under a system."""
+    model, half = bench.built.model, (rounds + 1) // 2
+    beside = bench.timed(model, half)
+    with treat(bench) as treated:
+        times = bench.timed(treated.call, rounds)
+        kept, peak = memory(bench, treated)
+    beside += bench.timed(model, half)
+    ms, plain = statistics.median(times), statistics.median(beside)
+    return {"kept": kept, "peak": peak, "ms": ms, "untouched_ms": plain, "time": ms / plain}
 
 
-def taken(bench: Bench, system: Callable[[], AbstractContextManager[Any]], rounds: int) -> dict[str, Any]:
-    """Peak and time under the system, beside the untouched model's."""
-    model = bench.built.model
+def memory(bench: Bench, treated: Treated) -> tuple[int, int]:
+    """(kept, peak) of a forward and backward."""
 
     def step() -> None:
-        bench.forward(model).backward()
+        loss = bench.forward(treated.call)
+        if bench.device == "cuda":
+            held.append(torch.cuda.memory_allocated())
+        loss.backward()
 
-    def peak() -> int:
-        step()
-        bench.optimizer.zero_grad(set_to_none=True)
-        found = measured_step(step, bench.device).peak
-        bench.optimizer.zero_grad(set_to_none=True)
-        return found
+    held: list[int] = []
+    bench.optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    before = torch.cuda.memory_allocated() if bench.device == "cuda" else 0
+    peak = measured_step(step, bench.device).peak
+    bench.optimizer.zero_grad(set_to_none=True)
+    if held:
+        return held[0] - before, peak
+    assert treated.counted is not None  # what it needs CUDA for says so itself
+    return treated.counted(), peak
 
-    before = peak()
-    with system():
-        after = peak()
-        bench.timed(model, 1)
-        treated = bench.timed(model, rounds)
-    untouched = bench.timed(model, rounds)
-    with system():
-        treated += bench.timed(model, rounds)
-    ratio = statistics.median(treated) / statistics.median(untouched)
-    return {"peak_before": before, "peak": after, "time": ratio}
+
+# --- shown ------------------------------------------------------------------------------------------------------------
+
+
+def drawn(row: dict[str, Any]) -> Row:
+    return Row(workload=row["workload"], system=row["system"], kept=row["kept"], time_ratio=row["time"])
 
 
 def line(row: dict[str, Any]) -> str:
     if "error" in row:
-        return f"| {row['model']} | {row['budget']} | {row['error']} |"
-    cells = [row["model"], row["budget"], f"{row['kept'] / MIB:.0f}", f"{row['kept_before'] / row['kept']:.1f}"]
-    cells += [f"{row['peak'] / MIB:.0f}", f"{row['peak_before'] / row['peak']:.1f}", f"{row['time']:.2f}"]
+        return f"| {row['workload']} | {row['system']} | {row['error']} |"
+    cells = [row["workload"], row["system"], f"{row['kept'] / MIB:.0f}", ratio(row["kept_before"], row["kept"])]
+    cells += [f"{row['peak'] / MIB:.0f}", ratio(row["peak_before"], row["peak"]), f"{row['ms']:.1f}"]
+    cells += [f"{row['time']:.3f}"]
     if "kept_promised" in row:
         cells += [f"{row['kept'] / row['kept_promised']:.3f}", f"{row['peak'] / row['peak_promised']:.3f}"]
-        cells += [f"{row['time_promised']:.2f}", f"{row['gradient_error']:.3f}", str(row["again"])]
-        cells += [f"{row['plan_seconds']:.1f}"]
+        cells += [f"{row['time_promised']:.2f}", f"{row['step_promised']:.1f}", f"{row['gradient_error']:.3f}"]
+        cells += [str(row["again"]), f"{row['plan_seconds']:.1f}"]
     return "| " + " | ".join(cells) + " |"
 
 
+def ratio(before: int, after: int) -> str:
+    return f"{before / after:.1f}" if after > before / 1000 else "–"
+
+
 HEAD: Sequence[str] = (
-    "model", "system", "kept MiB", "÷", "peak MiB", "÷", "time ×", "kept / promised", "peak / promised",
-    "time promised", "gradient error", "modules again", "planned in s",
+    "model", "system", "kept MiB", "÷", "peak MiB", "÷", "ms", "time ×", "kept / promised", "peak / promised",
+    "time promised", "untouched ms promised", "gradient error", "modules again", "planned in s",
 )  # fmt: skip
 
 if __name__ == "__main__":
-    print("| " + " | ".join(HEAD) + " |\n" + "|---" * len(HEAD) + "|")
     main()

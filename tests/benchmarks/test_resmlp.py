@@ -36,9 +36,9 @@ def test_it_learns_under_block_pruning_with_less() -> None:
     model = ResMLP(replace(SMALL, width=64, depth=2))
     images, labels = torch.randn(32, 3, 32, 32), torch.arange(32) % 10
     run = sg.apply(model, sg.block_pruning(keep=0.1, block=(16, 16), means=16))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # with 1e-2 the loss jumps about, on each CPU otherwise
     losses = []
-    for _ in range(30):
+    for _ in range(40):
         loss = nn.functional.cross_entropy(model(images), labels)
         losses.append(float(loss.detach()))
         optimizer.zero_grad()
