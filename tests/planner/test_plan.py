@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 import warnings
 from dataclasses import replace
 from itertools import pairwise
@@ -151,6 +152,16 @@ def test_a_profile_without_a_timeline_takes_ratios_alone(case: tuple[Case, sg.Pr
         sg.plan(profile, "12MiB", calibration=SPEEDS)
 
 
+def test_without_a_timeline_a_plan_says_what_it_adds_and_cannot_bound_it(case: tuple[Case, sg.Profile]) -> None:
+    """How long an untouched step takes is not known then, so that 1.00x of it would be made up."""
+    profile = replace(case[1], timeline=None, meta={**case[1].meta, "no_timeline": "it was told so"})
+    plan = sg.plan(profile, "3x", calibration=SPEEDS)
+    assert plan.seconds > 0 and not plan.step_seconds
+    assert re.search(r"^step [0-9.]+ ms longer than the untouched one, gradient error", str(plan), re.MULTILINE)
+    with pytest.raises(sg.BudgetError, match=r"max_slowdown needs the profile's timeline.*it was told so"):
+        sg.plan(profile, "3x", max_slowdown=5, calibration=SPEEDS)
+
+
 def test_plans_survive_json_and_can_be_edited_there(case: tuple[Case, sg.Profile]) -> None:
     (model, batch), profile = case
     plan = sg.plan(profile, "3x", allow=["quant", "lossless"], calibration=SPEEDS)
@@ -172,6 +183,39 @@ def test_plans_survive_json_and_can_be_edited_there(case: tuple[Case, sg.Profile
 def test_a_plan_compared_with_itself_says_so(case: tuple[Case, sg.Profile]) -> None:
     plan = sg.plan(case[1], "2x", calibration=SPEEDS)
     assert "all actions are the same" in plan.diff(plan)
+
+
+def test_a_difference_tells_what_is_promised_and_names_a_single_site(case: tuple[Case, sg.Profile]) -> None:
+    plan = sg.plan(case[1], "3x", allow=["quant", "lossless"], calibration=SPEEDS)
+    sites = [k for k, action in enumerate(plan.actions) if action.site.startswith("transformer.h.1.mlp.c_proj:")]
+    actions = [replace(a, what="keep") if k in sites else a for k, a in enumerate(plan.actions)]
+    told = plan.diff(replace(plan, actions=tuple(actions), peak_bytes=2 * plan.peak_bytes, error=0.0)).splitlines()
+    assert told[0] == "budget 3x less kept -> 3x less kept"
+    assert [line.split(" ")[0] for line in told[1:5]] == ["kept", "peak", "step", "gradient"]
+    assert told[4].endswith("% -> none: all of it is exact")
+    assert told[5:] == [f"transformer.h.1.mlp.c_proj Addmm.mat1: {plan.actions[sites[0]].what} -> keep"]
+
+
+def test_layers_of_a_model_that_is_a_sequential_share_a_line() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(4)))
+    profile = sg.profile(model, torch.randn(128, 64), lambda out: out.sum(), fake=True)
+    told = str(sg.plan(profile, "1x", allow="exact", calibration=SPEEDS))
+    assert re.search(r" 4  \*\.\* Gelu\.self +keep$", told, re.MULTILINE)
+
+
+def test_what_an_explanation_or_a_table_leaves_out_is_counted(case: tuple[Case, sg.Profile]) -> None:
+    plan = sg.plan(case[1], "3x", calibration=SPEEDS)
+    whole = len(plan.explain(limit=1000).splitlines())
+    for told in (plan.explain(limit=2), plan.table(limit=2)):
+        assert re.search(r"^… and [0-9]+ more kinds of storage, .* -> .*B$", told, re.MULTILINE)
+    assert "more kind" not in plan.explain(limit=1000) and "more kind" not in plan.table(limit=None)
+    assert len(plan.explain(limit=2).splitlines()) < whole
+
+
+def test_a_plan_for_a_model_that_keeps_nothing_has_no_table() -> None:
+    model = nn.Linear(4, 4).requires_grad_(False)
+    told = str(sg.plan(sg.profile(model, torch.ones(2, 4), fake=True), "2x", calibration=SPEEDS))
+    assert "kept 0 B -> 0 B" in told and "where" not in told
 
 
 def test_a_plan_prints_its_promises_and_explains_each_big_site(case: tuple[Case, sg.Profile]) -> None:

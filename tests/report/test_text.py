@@ -105,5 +105,11 @@ def test_a_long_report_stops_after_twenty_sites(report: Report) -> None:
     assert "why" not in text
 
 
+def test_a_long_codec_is_cut_at_its_end_for_what_tells_it_apart_comes_first(report: Report) -> None:
+    codec = "Quant(bits=4, group=128, rounding='nearest', seed=0)"
+    told = str(replace(report, sites=(replace(report.sites[0], codec=codec),)))
+    assert "Quant(bits=4, group=128, …" in told
+
+
 def test_a_report_on_no_treated_site_says_so(report: Report) -> None:
     assert "No site was packed." in str(replace(report, sites=()))

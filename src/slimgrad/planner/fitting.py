@@ -169,9 +169,9 @@ class Fitting:
         if error is not None and not attempts:
             return error
         least = f"; the least that a real step took was {human_bytes(min(seen))}" if seen else ""
-        why = f" {error}" if error is not None else ""
+        why = f", and aiming lower, {error}" if error is not None else ""
         return BudgetError(
-            f"{bound.text} was not met in {plural(len(attempts), 'attempt')}{least}. The model is as it was.{why}",
+            f"{bound.text} was not met in {plural(len(attempts), 'attempt')}{least}{why}. The model is as it was",
             smallest=min(seen, default=None),
         )
 

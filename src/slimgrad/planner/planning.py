@@ -83,7 +83,7 @@ class Draft:
         """The plan, and its bytes at each event, with what is there before the step. Unless `thorough`, it may be a few
         per cent slower than the best, where that would take long to find.
         """
-        self._check_timeline(bound)
+        self._check_timeline(bound, tolerance)
         problem = self.choices.problem(bound, tolerance)
         solution = self._without_a_higher_peak(problem, thorough) or solve(problem, thorough=thorough)
         if solution is None:
@@ -94,15 +94,22 @@ class Draft:
 
     def meets(self, bound: Bound, tolerance: Tolerance) -> bool:
         """Whether there is a plan."""
-        self._check_timeline(bound)
+        self._check_timeline(bound, tolerance)
         return solve(self.choices.problem(bound, tolerance), thorough=False) is not None
 
-    def _check_timeline(self, bound: Bound) -> None:
-        if bound.peak is not None and self.profile.timeline is None:
+    def _check_timeline(self, bound: Bound, tolerance: Tolerance) -> None:
+        if self.profile.timeline is not None:
+            return
+        why = self.profile.meta.get("no_timeline", "it was made with timeline=False")
+        if bound.peak is not None:
             raise BudgetError(
-                "a budget in bytes needs the profile's timeline, and there is none: "
-                f"{self.profile.meta.get('no_timeline', 'it was made with timeline=False')}. A ratio, such as '4x', "
+                f"a budget in bytes needs the profile's timeline, and there is none: {why}. A ratio, such as '4x', "
                 "works all the same"
+            )
+        if tolerance.max_slowdown is not None:
+            raise BudgetError(
+                f"max_slowdown needs the profile's timeline, and there is none: {why}. Leave it out: how long an "
+                "untouched step takes is not known"
             )
 
     def _without_a_higher_peak(self, problem: Problem, thorough: bool) -> Solution | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slimgrad.errors import SpecError
 from slimgrad.report.frontier_page import FrontierData, PlanRow, StorageRow
-from slimgrad.report.human import UNITS, human_bytes, plural
+from slimgrad.report.human import UNITS, human_bytes, human_seconds, plural
 from slimgrad.report.plots import AFTER, BEFORE, FAINT, REST, drawn, new_figure
 from slimgrad.report.text import plain_table, rendered
 
@@ -63,10 +63,6 @@ def step(plan: Plan) -> str:
 
 def error(plan: Plan) -> str:
     return "exact" if plan.error == 0 else f"{100 * plan.error:.2g} %"
-
-
-def human_seconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 # --- the page ---
@@ -151,10 +147,11 @@ def frontier_figure(frontier: Frontier) -> Figure:
     x = [memory(frontier, plan) / divisor for plan in frontier.plans]
     untouched = memory(frontier, None) / divisor
     timed = frontier.step_seconds > 0
-    y = [plan.slowdown if timed else plan.seconds for plan in frontier.plans]
+    y = [plan.slowdown if timed else 1000 * plan.seconds for plan in frontier.plans]
     draw_points(panels[0], x, y, (untouched, 1.0 if timed else 0.0))
-    panels[0].set_title("time of a step, the untouched one's being 1" if timed else "seconds added to a step", **TITLE)
-    panels[0].legend(frameon=False, loc="upper right")
+    time = "time of a step, the untouched one's being 1" if timed else "milliseconds added to a step"
+    panels[0].set_title(time, **TITLE)
+    panels[0].legend(frameon=False, loc="best")
     if lossy:
         draw_points(panels[1], x, [100 * plan.error for plan in frontier.plans], (untouched, 0.0))
         panels[1].set_title("relative error of the gradient, %", **TITLE)

@@ -29,6 +29,10 @@ def human_bytes(n: float) -> str:
     return f"{sign}{size:.1f} {unit}"
 
 
+def human_seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
 def human_ratio(before: float, after: float) -> str:
     """How much less `after` is than `before`: '3.0x less', '1.2x more' or 'the same'."""
     if before == after:

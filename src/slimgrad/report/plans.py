@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slimgrad.report.human import human_bytes, human_ratio, path_name, plural, shorten, wrapped
-from slimgrad.report.text import plain_table, rendered
+from slimgrad.report.human import (
+    ELLIPSIS,
+    WIDTH,
+    human_bytes,
+    human_ratio,
+    human_seconds,
+    path_name,
+    plural,
+    shorten,
+    wrapped,
+)
+from slimgrad.report.text import GAP, plain_table, rendered
 
 if TYPE_CHECKING:
     from slimgrad.planner.plan import Action, Plan
@@ -48,13 +58,27 @@ def plan_table(plan: Plan, limit: int | None = 20) -> str:
     """A headline with what is promised, then the actions, repeated layers together, the largest first."""
     rows = grouped(plan)
     shown = rows if limit is None else rows[:limit]
+    parts = ["\n".join(headline(plan)), actions_table(shown), left_out(rows[len(shown) :])]
+    return "\n\n".join(part.rstrip("\n") for part in parts if part)
+
+
+def actions_table(rows: Sequence[Row]) -> str:
+    """Nothing where there is nothing to decide about."""
+    cells = [(human_bytes(row.before), human_bytes(row.after), str(row.count), row.what) for row in rows]
+    widths = (max(map(len, column)) for column in zip(("was", "now", "times", "what"), *cells, strict=True))
+    room = WIDTH - sum(widths) - 4 * GAP
     table = plain_table("was", "now", "times", "where", "what", right=("was", "now", "times"))
-    for row in shown:
-        table.add_row(human_bytes(row.before), human_bytes(row.after), str(row.count), shorten(row.where, 44), row.what)
-    parts = ["\n".join(headline(plan)), rendered(table)]
-    if len(rows) > len(shown):
-        parts.append(f"… and {plural(len(rows) - len(shown), 'more kind')} of storage")
-    return "\n\n".join(part.rstrip("\n") for part in parts)
+    for row, (was, now, times, what) in zip(rows, cells, strict=True):
+        table.add_row(was, now, times, shorten(row.where, room), what)
+    return rendered(table) if rows else ""
+
+
+def left_out(rows: Sequence[Row]) -> str:
+    """What is not told, or nothing."""
+    if not rows:
+        return ""
+    was, now = (human_bytes(sum(sizes)) for sizes in zip(*((row.before, row.after) for row in rows), strict=True))
+    return f"{ELLIPSIS} and {plural(len(rows), 'more kind')} of storage, {was} -> {now}"
 
 
 def headline(plan: Plan) -> list[str]:
@@ -68,13 +92,21 @@ def headline(plan: Plan) -> list[str]:
             f"peak {human_bytes(plan.peak_before)} -> {human_bytes(plan.peak_bytes)}, of which "
             f"{human_bytes(plan.fixed_bytes)} are there before the step"
         )
-    lines.append(f"step {plan.slowdown:.2f}x of the untouched time, gradient error {gradient_error(plan.error)}")
+    lines.append(f"step {step_time(plan)}, gradient error {gradient_error(plan.error)}")
     if plan.fused:
         paths = tuple(path for path, _ in plan.fused)
         lines.append(f"{plural(len(paths), 'module')} computed by fused ops: {_few(paths)}")
     if plan.recompute:
-        lines.append(f"{plural(len(plan.recompute), 'module')} run again in backward: {_few(plan.recompute)}")
+        run = "1 module runs" if len(plan.recompute) == 1 else f"{len(plan.recompute)} modules run"
+        lines.append(f"{run} again in backward: {_few(plan.recompute)}")
     return lines
+
+
+def step_time(plan: Plan) -> str:
+    """Beside the untouched step's, or, where that is unknown, what is added to it."""
+    if not plan.step_seconds:
+        return f"{human_seconds(plan.seconds)} longer than the untouched one"
+    return f"{plan.slowdown:.2f}x of the untouched time"
 
 
 def gradient_error(error: float) -> str:
@@ -92,7 +124,7 @@ def grouped(plan: Plan) -> list[Row]:
         groups.setdefault((_numberless(action.site), action.module, action.need, action.what), []).append(action)
     rows = [
         Row(
-            where=_short(actions[0].site if len(actions) == 1 else where),
+            where=_where(action.site for action in actions),
             module=module,
             need=need,
             what=what,
@@ -101,13 +133,19 @@ def grouped(plan: Plan) -> list[Row]:
             after=sum(action.after for action in actions),
             seconds=sum(action.seconds for action in actions),
         )
-        for (where, module, need, what), actions in groups.items()
+        for (_, module, need, what), actions in groups.items()
     ]
     return sorted(rows, key=lambda row: -row.before)
 
 
 def _numberless(site: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=[.:#])", "*", site)
+    return re.sub(r"(?<![^.])\d+(?=[.:#])", "*", site)
+
+
+def _where(sites: Iterable[str]) -> str:
+    """The site, or several of repeated layers with the numbers left open."""
+    first, *others = dict.fromkeys(site.rstrip("#") for site in sites)
+    return _short(_numberless(first) if others else first)
 
 
 def _short(site: str) -> str:
@@ -116,10 +154,10 @@ def _short(site: str) -> str:
 
 def explanation(plan: Plan, limit: int) -> str:
     """Sentences, the biggest first."""
-    lines = [*headline(plan), ""]
-    for row in grouped(plan)[:limit]:
-        lines.append(wrapped(_sentence(row, plan), "- ", "  "))
-    return "\n".join(lines)
+    rows = grouped(plan)
+    lines = [wrapped(_sentence(row, plan), "- ", "  ") for row in rows[:limit]]
+    parts = ["\n".join(headline(plan)), "\n".join(lines), left_out(rows[limit:])]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _sentence(row: Row, plan: Plan) -> str:
@@ -141,22 +179,40 @@ def _tells_cost(row: Row, plan: Plan) -> bool:
 
 
 def difference(plan: Plan, other: Plan) -> str:
-    """What differs, kind by kind."""
+    """What is promised, then what differs, kind by kind."""
+    changes = [*_changed_actions(plan, other), *_changed_modules(plan, other)]
+    return "\n".join([*_promises(plan, other), *(changes or ["all actions are the same"])])
+
+
+def _promises(plan: Plan, other: Plan) -> Iterator[str]:
+    yield f"budget {plan.budget} -> {other.budget}"
+    yield f"kept {human_bytes(plan.kept_bytes)} -> {human_bytes(other.kept_bytes)}"
+    if plan.peak_bytes is not None and other.peak_bytes is not None:
+        yield f"peak {human_bytes(plan.peak_bytes)} -> {human_bytes(other.peak_bytes)}"
+    yield f"step {step_time(plan)} -> {step_time(other)}"
+    yield f"gradient error {gradient_error(plan.error)} -> {gradient_error(other.error)}"
+
+
+def _changed_actions(plan: Plan, other: Plan) -> Iterator[str]:
     old, new = (dict(_by_site(p)) for p in (plan, other))
-    lines = [f"budget {plan.budget} -> {other.budget}"]
-    lines += [f"kept {human_bytes(plan.kept_bytes)} -> {human_bytes(other.kept_bytes)}"]
-    changes: Counter[tuple[str, str, str]] = Counter()
+    changes: dict[tuple[str, str, str], list[str]] = {}
     for site in dict.fromkeys((*old, *new)):
         before, after = old.get(site, "nothing said"), new.get(site, "nothing said")
         if before != after:
-            changes[_short(_numberless(site)), before, after] += 1
-    lines += [f"{where}: {before} -> {after}{_times(count)}" for (where, before, after), count in changes.items()]
+            changes.setdefault((_numberless(site), before, after), []).append(site)
+    for (_, before, after), sites in changes.items():
+        yield f"{_where(sites)}: {before} -> {after}{_times(len(sites))}"
+
+
+def _changed_modules(plan: Plan, other: Plan) -> Iterator[str]:
     for path in sorted(set(plan.recompute) ^ set(other.recompute)):
-        lines.append(f"{path_name(path)}: {'runs' if path in other.recompute else 'no longer runs'} again in backward")
+        yield f"{path_name(path)}: {'runs' if path in other.recompute else 'no longer runs'} again in backward"
     was, now = (dict(p.fused) for p in (plan, other))
     for path in sorted(was.keys() ^ now.keys()):
-        lines.append(f"{path_name(path)}: {'now' if path in now else 'no longer'} computed by a fused op")
-    return "\n".join(lines if len(lines) > 2 else [*lines, "all actions are the same"])
+        yield f"{path_name(path)}: {'now' if path in now else 'no longer'} computed by a fused op"
+    was, now = (dict(p.boundaries) for p in (plan, other))
+    for path in sorted(path for path in was.keys() & now.keys() if was[path] != now[path]):
+        yield f"inputs of {path_name(path)}: {was[path]} -> {now[path]}"
 
 
 def _by_site(plan: Plan) -> Iterator[tuple[str, str]]:

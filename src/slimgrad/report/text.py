@@ -172,7 +172,7 @@ def sites_table(report: Report) -> str:
     table = plain_table("saved", "was", "now", "promised", "site", "codec", right=("saved", "was", "now", "promised"))
     for row in shown:
         sizes = (row.before - row.after, row.before, row.after, row.promised)
-        table.add_row(*map(human_bytes, sizes), shorten(site_name(row), 50), shorten(row.codec, 26))
+        table.add_row(*map(human_bytes, sizes), shorten(site_name(row), 50), opening(row.codec, 26))
     saved = sum(row.before - row.after for row in rows[TOP_SITES:])
     rest = rest_line(len(rows) - len(shown), saved, "site", "saving")
     return rendered(table, rest, shared_line(report.sites))
@@ -190,6 +190,11 @@ def site_rows(sites: Iterable[SiteReport]) -> list[SiteRow]:
 def site_name(row: SiteRow) -> str:
     times = f" (x{row.calls})" if row.calls > 1 else ""
     return f"{shorten(row.path, 49 - len(row.slot) - len(times))} {row.slot}{times}"
+
+
+def opening(text: str, width: int) -> str:
+    """At most `width` characters, cut at the end: what tells codecs apart comes first."""
+    return text if len(text) <= width else text[: width - 1] + ELLIPSIS
 
 
 def shared_line(sites: Iterable[SiteReport]) -> str:

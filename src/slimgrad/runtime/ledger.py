@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from slimgrad.report.human import human_bytes, plural
+from slimgrad.report.human import human_bytes
 from slimgrad.runtime.lesson import Owners, is_parameter
 from slimgrad.runtime.orders import Structure
 from slimgrad.runtime.swaps import Stock, Swap
@@ -180,7 +180,8 @@ class Audit:
         if self.again:
             known = "" if self.before is not None else "; what they would have kept is not known, and not counted"
             paths = ", ".join(self.again[:3]) + (", …" if len(self.again) > 3 else "")
-            yield f"{plural(len(self.again), 'module')} run again in backward ({paths}){known}"
+            runs = "1 module runs" if len(self.again) == 1 else f"{len(self.again)} modules run"
+            yield f"{runs} again in backward ({paths}){known}"
         if self.structure.is_stock:
             yield (
                 "modules still ran their own forward, to see what they keep; from the next forward on, fused ops that "
