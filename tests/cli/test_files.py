@@ -90,6 +90,13 @@ def test_a_new_file_may_be_in_folders_that_are_yet_to_be_made(folder: Path) -> N
     assert path.read_text() == "{}\n"
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder in which nothing can be made")
+def test_what_turns_out_to_be_unwritable_is_one_line_too(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["table", "gelu", "--bits", "1", "--plot", "/proc/new/table.png"])
+    assert result.exit_code == 2
+    assert result.stderr == "slimgrad: /proc/new: No such file or directory\n"
+
+
 def test_what_cannot_be_written_after_all_is_an_error_of_ours(folder: Path) -> None:
     with pytest.raises(SlimgradError, match=r"cannot write .*file/plan.json: "):
         write(folder / "file" / "plan.json", "{}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,18 @@ def bad_loss():
     return (*make(), 3)
 
 
+def loses_its_data():
+    open("/nowhere/data.bin")
+
+
+def is_given_nothing(path):
+    return make()
+
+
+def has_wrong_shapes():
+    return make()[0], torch.randn(32, 9)
+
+
 number = 3
 """
 
@@ -48,11 +61,13 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A module in the working directory, which is not on the path yet."""
     (tmp_path / "my_models.py").write_text(SOURCE)
     (tmp_path / "broken_models.py").write_text("import surely_not_installed\n")
+    (tmp_path / "unread_models.py").write_text("def make(:\n")
+    (tmp_path / "loud_models.py").write_text("names = {}\nnames['make']\n")
     monkeypatch.chdir(tmp_path)
     path = list(sys.path)
     yield "my_models"
     sys.path[:] = path
-    for name in ("my_models", "broken_models"):
+    for name in ("my_models", "broken_models", "unread_models", "loud_models"):
         sys.modules.pop(name, None)
 
 
@@ -108,10 +123,30 @@ def test_autocast_shows_in_the_types_that_are_kept(module: str) -> None:
         ("my_models:only_a_model", "it returned a value of type Sequential"),
         ("my_models:not_a_model", "its model is a value of type str, not an nn.Module"),
         ("my_models:bad_loss", "its loss_fn is a value of type int, not callable"),
+        ("my_models:loses_its_data", "raised FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/data"),
+        ("my_models:is_given_nothing", "my_models:is_given_nothing raised TypeError: is_given_nothing() missing 1"),
+        ("unread_models:make", "the module 'unread_models' raised SyntaxError: invalid syntax (unread_models.py, line"),
+        ("loud_models:make", "the module 'loud_models' raised KeyError: 'make' ("),
     ],
 )
 def test_a_wrong_factory_is_an_error_in_one_line(module: str, target: str, message: str) -> None:
     refused(slimgrad(target), message)
+
+
+def test_what_a_factory_raises_is_told_with_its_line(module: str, tmp_path: Path) -> None:
+    refused(slimgrad(f"{module}:loses_its_data"), f"({tmp_path}/my_models.py:28)")
+    refused(slimgrad("loud_models:make"), f"({tmp_path}/loud_models.py:2)")
+
+
+def test_what_fails_on_fake_tensors_is_one_line_without_what_torch_logs(
+    module: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])
+    refused(slimgrad(f"{module}:has_wrong_shapes", "--fake"), "Sequential failed on fake tensors")
+    assert caplog.records == []
+    logger.error("the next one is heard again")
+    assert caplog.records != []
 
 
 def test_an_unknown_device_is_an_error_in_one_line(module: str) -> None:

@@ -154,7 +154,14 @@ def test_the_largest_batch_fits_and_one_more_does_not(case: Case) -> None:
     fitted.run.remove()
     with pytest.raises(sg.BudgetError):
         sg.fit(model, resized(found.size + 1), "12MiB", allow=["derive", "lossless"], calibration=SPEEDS)
-    assert "of what fits untouched" in str(found)
+    assert f"the largest batch is {found.size}; " in str(found) and "of what fits untouched" in str(found)
+
+
+def test_a_batch_at_the_end_of_the_search_is_not_called_the_largest(case: Case) -> None:
+    model, batch = case
+    found = str(sg.max_batch(model, batch, "1GiB", most=2, calibration=SPEEDS))
+    told = "a batch of 2 fits, and larger ones were not tried (most=2); it fits untouched, too"
+    assert found.splitlines()[0] == told
 
 
 def test_no_batch_at_all_is_an_error(case: Case) -> None:

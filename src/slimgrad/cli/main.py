@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -19,14 +22,35 @@ from slimgrad.errors import SlimgradError
 
 
 class Commands(TyperGroup):
-    """Says our own errors in one line, with exit code 2 and no traceback."""
+    """Says our own errors, and those of files, in one line, with exit code 2 and no traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with without_torch_logs():
+                return super().invoke(ctx)
         except SlimgradError as error:
             typer.echo(f"slimgrad: {error}", err=True)
             raise typer.Exit(2) from error
+        except OSError as error:
+            if error.filename is None:  # not of a file: a pipe that nobody reads any longer
+                raise
+            typer.echo(f"slimgrad: {error.filename}: {error.strerror}", err=True)
+            raise typer.Exit(2) from error
+
+
+@contextmanager
+def without_torch_logs() -> Iterator[None]:
+    """What fails on fake tensors is told by our own errors; torch logs its traceback besides."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def drop(record: logging.LogRecord) -> bool:
+        return False
+
+    logger.addFilter(drop)
+    try:
+        yield
+    finally:
+        logger.removeFilter(drop)
 
 
 app = typer.Typer(

@@ -7,7 +7,9 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +88,9 @@ def made_by(target: str) -> tuple[nn.Module, Any, Callable[..., Any] | None]:
     """Call the factory and check what it returns."""
     from torch import nn
 
-    made = loaded(target)()
+    factory = loaded(target)
+    with told_of(target):
+        made = factory()
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise SlimgradError(f"{target} should return {RETURNS}; it returned {described(made)}")
     model, batch, loss_fn = (*made, None)[:3]
@@ -124,13 +128,35 @@ def imported(name: str) -> Any:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
+    with told_of(f"the module {name!r}"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            missing = error.name or name
+            if name == missing or name.startswith(f"{missing}."):
+                raise SlimgradError(f"no module {missing!r} in {here} or on the Python path") from error
+            raise SlimgradError(f"the module {name!r} imports {missing!r}, which is not installed") from error
+
+
+@contextlib.contextmanager
+def told_of(what: str) -> Iterator[None]:
+    """Says in one line what somebody's own code raises, and in which of its lines."""
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or name
-        if name == missing or name.startswith(f"{missing}."):
-            raise SlimgradError(f"no module {missing!r} in {here} or on the Python path") from error
-        raise SlimgradError(f"the module {name!r} imports {missing!r}, which is not installed") from error
+        yield
+    except SlimgradError:
+        raise
+    except Exception as error:
+        lines = str(error).splitlines()
+        words = ": ".join((type(error).__name__, *lines[:1]))
+        raise SlimgradError(f"{what} raised {words}{place_of(error)}") from error
+
+
+def place_of(error: Exception) -> str:
+    """The last line that was run outside of this file and of what is installed; a SyntaxError names its own."""
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*installed, __file__, "<"))]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own and not isinstance(error, SyntaxError) else ""
 
 
 def precision(

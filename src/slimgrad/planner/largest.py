@@ -34,10 +34,21 @@ class MaxBatch:
     plan: Plan
     untouched: int
     """The largest without a plan; 0 if not even one example fits."""
+    most: int
+    """Larger ones were not tried."""
 
     def __str__(self) -> str:
-        more = f", {self.size / self.untouched:.1f}x of what fits untouched" if self.untouched else ""
-        return f"the largest batch is {self.size}{more} ({self.untouched})\n\n{self.plan}"
+        found = f"the largest batch is {self.size}"
+        if self.size == self.most:
+            found = f"a batch of {self.size} fits, and larger ones were not tried (most={self.most})"
+        return f"{found}; {self._beside()}\n\n{self.plan}"
+
+    def _beside(self) -> str:
+        if not self.untouched:
+            return "untouched not even one example fits"
+        if self.untouched == self.size:
+            return "it fits untouched, too"
+        return f"{self.size / self.untouched:.1f}x of what fits untouched ({self.untouched})"
 
 
 def max_batch(
@@ -93,7 +104,7 @@ def max_batch(
 
     size = _largest(fits, int(limit))
     best = draft(size or 1).plan(bound, tolerance)  # where not even one example fits, this says why
-    found = MaxBatch(size, best, _largest(fits_untouched, size))
+    found = MaxBatch(size, best, _largest(fits_untouched, size), int(limit))
     tell(len(known), len(known), "done")
     return found
 
