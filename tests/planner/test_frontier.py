@@ -100,8 +100,12 @@ def test_without_a_timeline_budgets_are_of_what_is_kept(
     assert found.plans[-1].kept_bytes < profile.kept_bytes / 4
     assert all(plan.kept_bytes <= budget for plan, budget in zip(found.plans, found.budgets, strict=True))
     assert found.plot(tmp_path / "kept.png").exists()
-    with pytest.raises(SpecError, match="the page needs a profile with a timeline"):
-        found.save(tmp_path / "page.html")
+    data = page_data(found)
+    check(data)
+    assert data["of"] == "kept" and data["untouched"]["peak"] is None and data["timeline"] == []
+    assert all(row["slowdown"] is None and row["peak"] is None for row in data["plans"])  # nobody knows
+    assert [row["added"] for row in data["plans"]] == [plan.seconds for plan in found.plans]
+    assert found.save(tmp_path / "page.html").exists()
 
 
 def test_budgets_may_be_given(profile: sg.Profile) -> None:

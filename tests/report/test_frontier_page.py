@@ -25,6 +25,7 @@ import pytest
 from slimgrad.errors import SpecError
 from slimgrad.report.frontier_page import FrontierData, StorageRow, frontier_page, joined_scripts, resource
 from slimgrad.report.human import NEEDS, human_bytes, human_ratio
+from slimgrad.report.plans import WHY
 from slimgrad.report.plots import COLOURS
 
 MIB = 1 << 20
@@ -126,6 +127,7 @@ def gpt2_data(plans: int = 12) -> FrontierData:
                 "peak": max(live),
                 "seconds": 2.31 * slowdown,
                 "slowdown": slowdown,
+                "added": 2.31 * (slowdown - 1),
                 "error": error**0.5,
                 "timeline": live,
                 "actions": list(actions),
@@ -134,6 +136,7 @@ def gpt2_data(plans: int = 12) -> FrontierData:
         )
     return {
         "title": "GPT2LMHeadModel, 8 x 1024",
+        "of": "peak",
         "device": "cpu",
         "torch": "2.13.0",
         "untouched": {"kept": sum(whole), "peak": peak, "seconds": 2.31},
@@ -411,6 +414,12 @@ def test_needs_have_the_colours_of_the_plots() -> None:
     assert {need: colours[need.lower()].upper() for need in NEEDS} == COLOURS
 
 
+def test_every_need_and_every_action_is_explained() -> None:
+    words = re.findall(r"<dt>(\w+)</dt>", resource("page.html"))
+    assert [word for word in words if word.isupper()] == list(NEEDS)
+    assert {word for word in words if word.islower()} == set(WHY)
+
+
 def test_plans_that_do_not_fit_the_storages_are_refused(data: FrontierData) -> None:
     for name, expected in (("actions", 137), ("held", 137), ("timeline", EVENTS)):
         broken = copy.deepcopy(data)
@@ -424,6 +433,10 @@ def test_data_with_nothing_to_show_are_refused(data: FrontierData) -> None:
         frontier_page({**data, "plans": []})
     with pytest.raises(SpecError, match="one event"):
         frontier_page({**data, "timeline": []})
+    with pytest.raises(SpecError, match="by 'peak'"):
+        frontier_page(without_timeline(data) | {"of": "peak"})
+    with pytest.raises(SpecError, match="by 'time'"):
+        frontier_page({**data, "of": "time"})
     with pytest.raises(SpecError, match="misses 'backward', 'plans'"):
         frontier_page({name: value for name, value in data.items() if name not in ("plans", "backward")})
     with pytest.raises(SpecError, match="cannot begin with plan 12: there are 12"):
@@ -434,6 +447,16 @@ def test_data_that_are_no_json_are_refused(data: FrontierData) -> None:
     for bad in (float("nan"), object()):
         with pytest.raises(SpecError, match="plain JSON data with finite numbers"):
             frontier_page({**data, "backward": bad})
+
+
+def without_timeline(data: FrontierData) -> dict[str, Any]:
+    """The same plans for a model whose step cannot be followed, so that nobody knows its peak or its time."""
+    plans = [
+        {**plan, "budget": plan["kept"], "peak": None, "seconds": None, "slowdown": None, "timeline": []}
+        for plan in data["plans"]
+    ]
+    untouched = {**data["untouched"], "peak": None, "seconds": None}
+    return {**data, "of": "kept", "untouched": untouched, "timeline": [], "plans": plans}
 
 
 # ---- In the browser.
@@ -814,12 +837,13 @@ def many_storages(count: int, plans: int = 20) -> FrontierData:
         actions = [
             "keep" if part == size else f"quant(bits={k % 8 + 1})" for part, size in zip(held, sizes, strict=True)
         ]
-        figures = {"kept": sum(held), "peak": sum(held), "seconds": 1.0, "slowdown": 1.0, "error": 0.0}
+        figures = {"kept": sum(held), "peak": sum(held), "seconds": 1.0, "slowdown": 1.0, "added": 0.0, "error": 0.0}
         live = [sum(held)] * 600
         rows.append({"budget": "half", "label": f"{k}", **figures, "timeline": live, "actions": actions, "held": held})
     savers = [[f"part{i}.proj:AddmmBackward0.mat1", f"part{i}:MulBackward0.self"] for i in range(count)]
     return {
         "title": "Many",
+        "of": "peak",
         "device": "cpu",
         "torch": "2.13.0",
         "untouched": {"kept": sum(sizes), "peak": sum(sizes), "seconds": 1.0},
@@ -852,6 +876,62 @@ def test_a_single_plan_and_a_model_that_keeps_nothing_can_be_shown(shown: Any, d
     empty = shown({**data, "untouched": none, "storages": [], "timeline": [0], "plans": [nothing]})
     assert empty.rows() == []
     assert empty.browser.text("#figure-kept") == "0 B"
+
+
+def test_plans_without_a_timeline_are_shown_by_what_they_keep(shown: Any, data: FrontierData) -> None:
+    page = shown(without_timeline(data))
+    assert page.browser.js("return document.getElementById('timeline').closest('.card').hidden")
+    assert page.browser.texts("#untouched dt") == ["Untouched kept"]
+    assert page.browser.texts("#figures dt") == ["Kept for backward", "Step time", "Gradient error"]
+    page.pick(11)
+    added = 1000 * data["plans"][11]["added"]
+    assert page.browser.text("#figure-time") == f"+{float(f'{added:.3g}'):g} ms"
+    assert page.browser.text("#note-time") == "added to a step"
+    spoken = page.browser.js("return document.getElementById('budget').getAttribute('aria-valuetext')")
+    assert "peak" not in spoken and f"step time +{added:.3g} ms" in spoken
+    assert "added to a step" in page.browser.texts("#frontier .axis-name")
+
+
+def test_plans_for_budgets_of_what_is_kept_are_drawn_by_that(shown: Any, data: FrontierData) -> None:
+    page = shown({**data, "of": "kept"})
+    assert "kept for backward" in page.browser.texts("#frontier .axis-name")
+    xs = page.browser.js("return [...document.querySelectorAll('.dot[role]')].map((dot) => Number(dot.dataset.plan))")
+    places = page.browser.js("return [...document.querySelectorAll('.dot[role]')].map((dot) => dot.cx.baseVal.value)")
+    kept = [data["plans"][number]["kept"] for number in xs]
+    slope = (places[0] - places[-1]) / (kept[0] - kept[-1])
+    assert places == pytest.approx([places[0] + slope * (size - kept[0]) for size in kept], abs=0.1)
+
+
+def test_budgets_that_no_plan_meets_are_named(shown: Any, data: FrontierData) -> None:
+    assert shown(data).browser.text("#unmet") == ""
+    assert shown({**data, "unmet": ["2 GiB", "1 GiB"]}).browser.text("#unmet") == "No plan meets 2 GiB, 1 GiB."
+
+
+def test_the_untouched_step_is_seen_around_a_plan_that_does_nothing(page: Page) -> None:
+    radius = "return document.querySelector(arguments[0]).r.baseVal.value"
+    dot, hollow, ring = (page.browser.js(radius, css) for css in (".dot", "circle.hollow", "circle.ring"))
+    assert dot < hollow < ring
+
+
+def test_a_tile_without_room_for_its_name_says_nothing(page: Page) -> None:
+    page.browser.click("#layers label:last-of-type span")
+    first = "return [...document.querySelectorAll('.tile .words')].map((words) => words.firstChild?.classList[0])"
+    assert set(page.browser.js(first)) <= {"name", None}
+
+
+def test_nothing_is_cut_off_on_paper(page: Page) -> None:
+    sheet = {"width": 740, "height": 1050, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.cdp("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert page.browser.js("return document.querySelector('.filter').checkVisibility()") is False
+        page.browser.cdp("Emulation.setDeviceMetricsOverride", **sheet)
+        wide = """
+            const inside = (e) => e.getBoundingClientRect().right <= document.documentElement.clientWidth;
+            return [...document.querySelectorAll("svg, table")].filter((e) => !inside(e)).map((e) => e.id)"""
+        assert page.browser.js(wide) == []
+    finally:
+        page.browser.cdp("Emulation.clearDeviceMetricsOverride")
+        page.browser.cdp("Emulation.setEmulatedMedia", media="")
 
 
 def test_steps_of_a_sequential_stay_apart_where_blocks_are_put_together(shown: Any, data: FrontierData) -> None:

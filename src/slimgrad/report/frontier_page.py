@@ -35,7 +35,8 @@ class Untouched(TypedDict):
 
     kept: int
     """Bytes held at the end of forward."""
-    peak: int
+    peak: int | None
+    """None where there is no timeline; then no plan has one either."""
     seconds: float | None
     """Seconds of the step; None if nobody measured."""
 
@@ -61,10 +62,12 @@ class PlanRow(TypedDict):
     label: str
     """The budget as people read it."""
     kept: int
-    peak: int
+    peak: int | None
     seconds: float | None
-    slowdown: float
-    """Step time in step times of the untouched step."""
+    slowdown: float | None
+    """Step time in step times of the untouched step; None where nobody knows what that takes."""
+    added: float
+    """Seconds that it adds to the step."""
     error: float
     """Relative error of the gradient; 0 says that it is exact."""
     timeline: list[int]
@@ -78,12 +81,16 @@ class PlanRow(TypedDict):
 class _Optional(TypedDict, total=False):
     chosen: int
     """Which of the plans is shown first; the middle one if nobody says."""
+    unmet: list[str]
+    """Budgets that no plan meets."""
 
 
 class FrontierData(_Optional):
     """What `frontier_page` shows, all of it plain JSON."""
 
     title: str
+    of: str
+    """What the budgets bound: "peak", or "kept"."""
     device: str
     torch: str
     untouched: Untouched
@@ -118,8 +125,14 @@ def check(data: Mapping[str, Any]) -> None:
     if missing := [name for name in FrontierData.__required_keys__ if name not in data]:
         raise SpecError(f"frontier_page misses {', '.join(map(repr, sorted(missing)))} in its data")
     plans, storages, events = data["plans"], len(data["storages"]), len(data["timeline"])
-    if not plans or not events:
-        raise SpecError("frontier_page needs at least one plan, and one event in its timeline")
+    if not plans:
+        raise SpecError("frontier_page needs at least one plan")
+    if any((row["peak"] is None) != (events == 0) for row in (data["untouched"], *plans)):
+        raise SpecError("frontier_page needs peaks and at least one event in its timeline, or neither")
+    if data["of"] not in ("peak", "kept") or (data["of"] == "peak" and not events):
+        raise SpecError(
+            f"frontier_page cannot draw plans by {data['of']!r}: expected 'peak', with a timeline, or 'kept'"
+        )
     if not 0 <= data.get("chosen", 0) < len(plans):
         raise SpecError(f"frontier_page cannot begin with plan {data['chosen']}: there are {len(plans)}, from 0")
     for plan in plans:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slimgrad.errors import SpecError
 from slimgrad.report.frontier_page import FrontierData, PlanRow, StorageRow
 from slimgrad.report.human import UNITS, human_bytes, human_seconds, plural
 from slimgrad.report.plots import AFTER, BEFORE, FAINT, REST, drawn, new_figure
@@ -70,10 +69,9 @@ def error(plan: Plan) -> str:
 
 def page_data(frontier: Frontier, chosen: int | None = None) -> FrontierData:
     """What `frontier_page` shows."""
-    if frontier.peak_before is None:
-        raise SpecError("the page needs a profile with a timeline; this frontier has none, but it can be printed")
     data: FrontierData = {
         "title": frontier.model or "the model",
+        "of": frontier.of,
         "device": frontier.device,
         "torch": frontier.torch,
         "untouched": {
@@ -88,6 +86,7 @@ def page_data(frontier: Frontier, chosen: int | None = None) -> FrontierData:
         "backward": frontier.backward,
         "timeline": list(frontier.timeline),
         "plans": [plan_row(frontier, number) for number in range(len(frontier.plans))],
+        "unmet": list(frontier.unmet),
     }
     if chosen is not None:
         data["chosen"] = chosen
@@ -101,9 +100,10 @@ def plan_row(frontier: Frontier, number: int) -> PlanRow:
         "budget": frontier.budgets[number] if frontier.of == "peak" else plan.budget,
         "label": plan.budget,
         "kept": plan.kept_bytes,
-        "peak": plan.peak_bytes or 0,
+        "peak": plan.peak_bytes,
         "seconds": None,
-        "slowdown": plan.slowdown,
+        "slowdown": plan.slowdown if plan.step_seconds else None,
+        "added": plan.seconds,
         "error": plan.error,
         "timeline": list(frontier.timelines[number]),
         "actions": actions,

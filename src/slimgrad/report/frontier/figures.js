@@ -2,7 +2,8 @@
 
 function untouchedFigures(data) {
   const { kept, peak, seconds } = data.untouched;
-  const facts = [["Untouched peak", bytesText(peak)], ["Untouched kept", bytesText(kept)]];
+  const facts = [["Untouched kept", bytesText(kept)]];
+  if (peak !== null) facts.unshift(["Untouched peak", bytesText(peak)]);
   if (seconds !== null) facts.push(["Untouched step", secondsText(seconds)]);
   const entries = facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
   byId("untouched").replaceChildren(...entries);
@@ -12,18 +13,22 @@ function untouchedFigures(data) {
 
 function planFigures(data) {
   const { untouched, plans } = data;
-  const cells = ["peak", "kept", "time", "error"].map((name) => figureCell(byId("figures"), name));
+  const names = ["peak", "kept", "time", "error"].filter((name) => name !== "peak" || untouched.peak !== null);
+  const cells = names.map((name) => [name, figureCell(byId("figures"), name)]);
   const show = (index) => {
-    const plan = plans[index];
-    const texts = [
-      ["Peak memory", bytesText(plan.peak), ratioText(untouched.peak, plan.peak)],
-      ["Kept for backward", bytesText(plan.kept), ratioText(untouched.kept, plan.kept)],
-      ["Step time", slowdownText(plan.slowdown), timeNote(untouched, plan)],
-      ["Gradient error", errorText(plan.error), plan.error === 0 ? "gradients are exact" : "relative"],
-    ];
-    texts.forEach((text, i) => cells[i](text));
+    const texts = figureTexts(untouched, plans[index]);
+    for (const [name, cell] of cells) cell(texts[name]);
   };
   return { show };
+}
+
+function figureTexts(untouched, plan) {
+  return {
+    peak: plan.peak === null ? [] : ["Peak memory", bytesText(plan.peak), ratioText(untouched.peak, plan.peak)],
+    kept: ["Kept for backward", bytesText(plan.kept), ratioText(untouched.kept, plan.kept)],
+    time: ["Step time", timeText(plan), timeNote(untouched, plan)],
+    error: ["Gradient error", errorText(plan.error), plan.error === 0 ? "gradients are exact" : "relative"],
+  };
 }
 
 /* A figure on the page, as a function that sets its texts. */
@@ -35,6 +40,7 @@ function figureCell(host, name) {
 }
 
 function timeNote(untouched, plan) {
+  if (plan.slowdown === null) return "added to a step";
   if (plan.seconds === null) return "of the untouched step";
   if (untouched.seconds === null) return `${secondsText(plan.seconds)} a step`;
   return `${secondsText(plan.seconds)}, was ${secondsText(untouched.seconds)}`;
@@ -49,6 +55,7 @@ function budgetSlider(data, pick) {
   slider.addEventListener("input", () => pick(last - Number(slider.value)));
   byId("largest").textContent = last > 0 ? plans[0].label : "";
   byId("smallest").textContent = last > 0 ? plans[last].label : "the only plan";
+  byId("unmet").textContent = data.unmet?.length ? `No plan meets ${data.unmet.join(", ")}.` : "";
   const stops = last > 0 && last < 40 ? plans.map(() => element("i")) : [];
   byId("stops").replaceChildren(...stops);
   const show = (index) => {
@@ -61,7 +68,17 @@ function budgetSlider(data, pick) {
 }
 
 function planSentence(plan, untouched) {
-  const less = ratioText(untouched.peak, plan.peak);
-  const costs = `step time ${slowdownText(plan.slowdown)}, gradient error ${errorText(plan.error)}`;
-  return `${plan.label}: peak ${bytesText(plan.peak)}, ${less}, kept ${bytesText(plan.kept)}, ${costs}`;
+  const facts = planFacts(untouched, plan).map(([name, value]) => `${name} ${value}`);
+  return `${plan.label}: ${facts.join(", ")}`;
+}
+
+/* What there is to say about a plan: names and values. */
+function planFacts(untouched, plan) {
+  const facts = [
+    ["kept", `${bytesText(plan.kept)}, ${ratioText(untouched.kept, plan.kept)}`],
+    ["step time", timeText(plan)],
+    ["gradient error", errorText(plan.error)],
+  ];
+  if (plan.peak === null) return facts;
+  return [["peak", `${bytesText(plan.peak)}, ${ratioText(untouched.peak, plan.peak)}`], ...facts];
 }

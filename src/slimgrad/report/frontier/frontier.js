@@ -1,4 +1,5 @@
-/* Every plan as a dot: its peak memory against its step time and, where gradients are not exact, their error. */
+/* Every plan as a dot: the memory that budgets bound, its peak or what it keeps, against its step time and, where
+   gradients are not exact, their error. */
 
 const PANELS = { height: 290, top: 28, error: 62, gap: 42, bottom: 42, right: 14 };
 
@@ -28,7 +29,7 @@ function drawnFrontier(host, data) {
   const panels = panelsOf(data, height - PANELS.bottom);
   const left = leftMargin(panels.flatMap(({ values, textOf }) => values.map(textOf)));
   const right = width - PANELS.right;
-  const axis = peakAxis(data, width < 420 ? 4 : 6);
+  const axis = memoryAxis(data, width < 420 ? 4 : 6);
   const toX = scale(ends(axis.values), [left, right]);
   svg.append(...xAxis(axis, toX, panels.at(-1).floor));
   const marks = panels.map((panel) => drawnPanel(svg, data, panel, { left, right, toX }));
@@ -36,17 +37,19 @@ function drawnFrontier(host, data) {
 }
 
 /* Plans that hardly differ are not drawn as if they did: an axis has some width, whatever is on it. */
-function peakAxis(data, count) {
-  const peaks = [data.untouched, ...data.plans].map(({ peak }) => peak);
-  const most = Math.max(...peaks);
-  return byteTicks(Math.min(...peaks, 0.9 * most), most, count);
+function memoryAxis({ of, untouched, plans }, count) {
+  const sizes = [untouched, ...plans].map((each) => each[of]);
+  const most = Math.max(...sizes);
+  const name = of === "peak" ? "peak memory" : "kept for backward";
+  return { name, ...byteTicks(Math.min(...sizes, 0.9 * most), most, count) };
 }
 
 /* Step time, and error beneath it unless all gradients are exact. */
 function panelsOf(data, floor) {
-  if (data.plans.every(({ error }) => error === 0)) return [slowdownPanel(data, PANELS.top, floor)];
+  const timePanel = data.plans.some(({ slowdown }) => slowdown === null) ? addedPanel : slowdownPanel;
+  if (data.plans.every(({ error }) => error === 0)) return [timePanel(data, PANELS.top, floor)];
   const middle = floor - PANELS.error;
-  return [slowdownPanel(data, PANELS.top, middle - PANELS.gap), errorPanel(data, middle, floor)];
+  return [timePanel(data, PANELS.top, middle - PANELS.gap), errorPanel(data, middle, floor)];
 }
 
 function slowdownPanel(data, top, floor) {
@@ -58,27 +61,35 @@ function slowdownPanel(data, top, floor) {
   return { name: "step time", top, floor, values, textOf, of: ({ slowdown }) => slowdown, untouched: 1, main: true };
 }
 
+/* Where nobody knows what an untouched step takes. */
+function addedPanel(data, top, floor) {
+  const all = [0, ...data.plans.map(({ added }) => added)];
+  const values = ticks(Math.min(...all), Math.max(...all, 1e-6), 4);
+  const panel = { name: "added to a step", top, floor, values, textOf: secondsText };
+  return { ...panel, of: ({ added }) => added, untouched: 0, main: true };
+}
+
 function errorPanel(data, top, floor) {
   const values = ticks(0, Math.max(...data.plans.map(({ error }) => error)), 2);
   const textOf = (value) => (value === 0 ? "0%" : errorText(value).replace(".0%", "%"));
   return { name: "gradient error", top, floor, values, textOf, of: ({ error }) => error, untouched: 0, main: false };
 }
 
-function xAxis({ values, textOf }, toX, floor) {
+function xAxis({ name, values, textOf }, toX, floor) {
   const [first, last] = ends(values).map(toX);
   const texts = values.map((value, i) => {
     const anchor = i === values.length - 1 ? "end" : "middle";
-    return label(textOf(value), toX(value) + (anchor === "end" ? 12 : 0), floor + 17, anchor);
+    return label(textOf(value), toX(value) + (anchor === "end" ? 12 : 0), floor + 19, anchor);
   });
-  return [...texts, label("peak memory", (first + last) / 2, floor + 36, "middle", "axis-name")];
+  return [...texts, label(name, (first + last) / 2, floor + 38, "middle", "axis-name")];
 }
 
 function drawnPanel(svg, data, panel, { left, right, toX }) {
   const toY = scale(ends(panel.values), [panel.floor, panel.top]);
-  const points = data.plans.map((plan) => [toX(plan.peak), toY(panel.of(plan))]);
+  const points = data.plans.map((plan) => [toX(plan[data.of]), toY(panel.of(plan))]);
   const drop = [upright(0, 0, panel.floor, "drop"), across(0, left, 0, "drop")];
-  const ring = shape("circle", { class: "ring", r: 9 });
-  const hollow = { class: "hollow", r: 4.5, cx: toX(data.untouched.peak), cy: toY(panel.untouched) };
+  const ring = shape("circle", { class: "ring", r: 10 });
+  const hollow = { class: "hollow", r: 7.5, cx: toX(data.untouched[data.of]), cy: toY(panel.untouched) };
   const dots = points.map((point, i) => planDot(data, i, point, panel.main));
   svg.append(...yAxis(panel.values, toY, panel.textOf, left, right));
   svg.append(label(panel.name, 0, panel.top - 16, "start", "axis-name"), ...drop);
@@ -107,10 +118,5 @@ function markPlan(dots, points, [down, aside], ring, index) {
 }
 
 function planHint({ untouched }, plan) {
-  return [plan.label, [
-    ["peak", `${bytesText(plan.peak)}, ${ratioText(untouched.peak, plan.peak)}`],
-    ["kept", `${bytesText(plan.kept)}, ${ratioText(untouched.kept, plan.kept)}`],
-    ["step time", slowdownText(plan.slowdown)],
-    ["gradient error", errorText(plan.error)],
-  ]];
+  return [plan.label, planFacts(untouched, plan)];
 }

@@ -35,8 +35,9 @@ function secondsText(seconds) {
   return seconds < 1 ? `${Number((1000 * seconds).toPrecision(3))} ms` : `${seconds.toFixed(2)} s`;
 }
 
-function slowdownText(slowdown) {
-  return `${fixed(slowdown, 2)}x`;
+/* Beside the untouched step or, where nobody knows what that takes, what is added to it. */
+function timeText({ slowdown, added }) {
+  return slowdown === null ? `+${secondsText(added)}` : `${fixed(slowdown, 2)}x`;
 }
 
 function errorText(error) {

@@ -6,8 +6,8 @@ function start() {
   const views = [
     budgetSlider(data, pick),
     planFigures(data),
-    frontierPlot(data, pick),
     timelinePlot(data),
+    frontierPlot(data, pick),
     treemap(data),
     planTable(data),
   ];

@@ -2,7 +2,7 @@
 
 const COLUMNS = [
   { name: "Module", of: (row) => row.module },
-  { name: "Slot", of: (row) => row.slot },
+  { name: "Slot", of: (row) => row.slot, long: true },
   { name: "Need", of: (row) => row.need, tone: "need" },
   { name: "Action", of: (row) => row.action, tone: "action" },
   { name: "Storages", of: (row) => row.count, text: String },
@@ -86,11 +86,17 @@ function bodyRow(row, ways) {
   return element("tr", {}, ...COLUMNS.map((column) => bodyCell(column, row, ways)));
 }
 
-function bodyCell({ of, text, tone }, row, ways) {
+function bodyCell({ of, text, tone, long }, row, ways) {
   if (text) return element("td", { class: "number" }, text(of(row), row));
+  if (long) return element("td", { class: "long" }, ...breakable(of(row)));
   if (!tone) return element("td", {}, of(row));
   const sign = element("span", { class: `sign block ${ways[tone].tone(of(row))}`, "aria-hidden": "true" });
-  return element("td", {}, sign, of(row));
+  return element("td", { class: tone }, sign, of(row));
+}
+
+/* A name that may go on in another line before each of its words: 'ScaledDotProductAttention.query'. */
+function breakable(name) {
+  return name.split(/(?<=\.)|(?<=[a-z])(?=[A-Z])/).flatMap((part, i) => (i ? [element("wbr"), part] : [part]));
 }
 
 function sumRow(rows) {

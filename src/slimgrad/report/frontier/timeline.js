@@ -4,6 +4,7 @@ const STEP = { height: 290, top: 28, bottom: 42, right: 10, strides: 50 };
 
 function timelinePlot(data) {
   const host = byId("timeline");
+  if (data.timeline.length === 0) return withoutTimeline(host);
   let [plan, plot] = [data.plans[0], null];
   const visit = (event, x, y) => {
     const lines = momentLines(data, plan, event);
@@ -31,6 +32,13 @@ function timelinePlot(data) {
       plot.show(plan);
     },
   };
+}
+
+/* A step that could not be followed operator by operator is not drawn; the plans have its room. */
+function withoutTimeline(host) {
+  host.closest(".card").hidden = true;
+  byId("frontier").closest(".card").classList.add("wide");
+  return { show: () => {} };
 }
 
 /* Arrow keys move along the step, Home and End to where it begins and ends. */

@@ -180,6 +180,7 @@ function fittedName(node, room, size) {
 /* As many lines as there is room for; a name may be cut more than what is beneath it. */
 function wordsOn({ x, y, width, height }, from, node, details) {
   const room = width - 2 * WORDS.left;
+  if (!fittedName(node, room, 12)) return []; // what is said of nothing helps nobody
   const lines = [fittedName(node, room, 12), ...details.map((detail) => fitted(detail, room, 11, 400, 0.9))];
   const rows = Math.floor((height - from - WORDS.first - WORDS.below) / WORDS.line) + 1;
   return lines.filter(Boolean).slice(0, Math.max(rows, 0)).map((line, i) => {
