@@ -200,7 +200,7 @@ def test_json_that_lacks_a_plan_is_refused(swept: sg.Frontier) -> None:
 def test_the_table_has_a_line_for_each_plan(swept: sg.Frontier) -> None:
     text = str(swept)
     lines = text.splitlines()
-    assert lines[0] == f"{len(swept.plans)} plans for GPT2LMHeadModel on cpu, by budget of peak"
+    assert lines[0] == f"{len(swept.plans)} plans for GPT2LMHeadModel on cpu, by budget for the peak"
     assert f"peaks at {human_bytes(swept.peak_before)}" in lines[1]
     rows = [line for line in lines if "x " in line and "MiB" in line]
     assert len(rows) == len(swept.plans)

@@ -84,7 +84,14 @@ def gpt2_storages() -> list[StorageRow]:
     blocks = [(f"transformer.h.{i}.{path}", *rest) for i in range(12) for path, *rest in BLOCK]
     rows = [*BEFORE, *blocks, *AFTER]
     return [
-        {"path": path, "module": module, "need": need, "bytes": int(size * MIB), "savers": [f"{path}:{slot}"]}
+        {
+            "path": path,
+            "module": module,
+            "need": need,
+            "bytes": int(size * MIB),
+            "count": 1,
+            "savers": [f"{path}:{slot}"],
+        }
         for path, module, slot, need, size in rows
     ]
 
@@ -703,13 +710,38 @@ def test_what_is_zoomed_into_follows_the_slider(page: Page) -> None:
 def test_pointing_at_a_storage_says_all_about_it(page: Page) -> None:
     page.pick(9)
     page.browser.hover(".tile[data-path='']")
-    for word in ("(model)", "GPT2LMHeadModel", "EXACT", "1.5 GiB", "keep", ":LogSoftmaxBackward0.result"):
+    for word in (
+        "(model) LogSoftmax.result",
+        "GPT2LMHeadModel",
+        "EXACT",
+        "1.5 GiB",
+        "keep",
+        ":LogSoftmaxBackward0.result",
+    ):
         assert word in page.hint()
     page.browser.hover(".tile[data-path='transformer.h.0–11.mlp.act']")
     for word in ("GELU ×12", "DERIVATIVE ×12", "1.1 GiB", "derive(); lossless() ×12", "288.0 MiB, 4.0x less"):
         assert word in page.hint()
     page.browser.hover("h1")
     assert page.hint() == ""
+
+
+def test_every_tile_is_named_apart_to_those_who_hear_it(page: Page) -> None:
+    page.browser.click("#layers label:last-of-type span")
+    names = page.browser.js(
+        "return [...document.querySelectorAll('.tile')].map((tile) => tile.ariaLabel.split(': ')[0])"
+    )
+    assert len(set(names)) == len(names) == 137
+    assert {"(model) LogSoftmax.result", "transformer.h.3.mlp.act", "lm_head"} <= set(names)
+
+
+def test_small_storages_that_share_a_row_are_all_counted(shown: Any, data: FrontierData) -> None:
+    storages = [*data["storages"][:-1], {**data["storages"][-1], "count": 40}]
+    page = shown({**data, "storages": storages})
+    assert "176 storages kept for backward" in page.browser.text("#setup")
+    assert page.browser.text("#crumbs .size").endswith("in 176 storages")
+    assert page.browser.text("#table-count").endswith("176 of 176 storages")
+    assert page.browser.texts("tfoot td")[0] == "176"
 
 
 def test_colours_follow_the_need_or_the_action(page: Page) -> None:
@@ -848,7 +880,14 @@ def many_storages(count: int, plans: int = 20) -> FrontierData:
         "torch": "2.13.0",
         "untouched": {"kept": sum(sizes), "peak": sum(sizes), "seconds": 1.0},
         "storages": [
-            {"path": f"part{i}", "module": f"M{i % 50}", "need": NEEDS[i % 8], "bytes": sizes[i], "savers": savers[i]}
+            {
+                "path": f"part{i}",
+                "module": f"M{i % 50}",
+                "need": NEEDS[i % 8],
+                "bytes": sizes[i],
+                "savers": savers[i],
+                "count": 1,
+            }
             for i in range(count)
         ],
         "backward": 0.4,

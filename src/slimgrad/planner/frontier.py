@@ -58,6 +58,8 @@ class Block(Value):
     """Their names, the one that asks for most first."""
     key: Key | None = None
     """Site.key of that one; None for what no plan decides about."""
+    count: int = 1
+    """How many storages it is."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -325,6 +327,7 @@ def _together(profile: Profile, storages: Sequence[Storage]) -> list[Block]:
             need=str(need),
             bytes=sum(storage.bytes for storage in group),
             savers=(f"{path_name(path)}:{plural(len(group), 'small storage')}",),
+            count=len(group),
         )
         for (path, need), group in groups.items()
     ]

@@ -42,7 +42,7 @@ class Untouched(TypedDict):
 
 
 class StorageRow(TypedDict):
-    """One storage that autograd keeps."""
+    """One storage that autograd keeps, or several that are too small to be told apart."""
 
     path: str
     """Module path of its lead saver; the model itself has the empty path."""
@@ -50,6 +50,8 @@ class StorageRow(TypedDict):
     need: str
     """Name of its strongest need."""
     bytes: int
+    count: int
+    """How many storages it is."""
     savers: list[str]
     """Who keeps it, the lead first, as 'path:node.slot': 'transformer.h.0.mlp.act:GeluBackward0.self'."""
 

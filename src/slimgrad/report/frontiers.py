@@ -41,10 +41,10 @@ COLUMNS = ("budget", "kept", "peak", "step", "error", "run again")
 
 
 def headline(frontier: Frontier) -> list[str]:
-    of = "peak" if frontier.of == "peak" else "what is kept"
+    of = "the peak" if frontier.of == "peak" else "what is kept"
     lines = [
         f"{plural(len(frontier.plans), 'plan')} for {frontier.model or 'the model'} on "
-        f"{frontier.device or 'this device'}, by budget of {of}",
+        f"{frontier.device or 'this device'}, by budget for {of}",
         f"untouched it keeps {human_bytes(frontier.kept_before)}",
     ]
     if frontier.peak_before is not None:
@@ -80,7 +80,7 @@ def page_data(frontier: Frontier, chosen: int | None = None) -> FrontierData:
             "seconds": None,  # what a calibration says of a whole step is good for ratios
         },
         "storages": [
-            StorageRow(path=b.path, module=b.module, need=b.need, bytes=b.bytes, savers=list(b.savers))
+            StorageRow(path=b.path, module=b.module, need=b.need, bytes=b.bytes, count=b.count, savers=list(b.savers))
             for b in frontier.blocks
         ],
         "backward": frontier.backward,

@@ -7,7 +7,7 @@ function untouchedFigures(data) {
   if (seconds !== null) facts.push(["Untouched step", secondsText(seconds)]);
   const entries = facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
   byId("untouched").replaceChildren(...entries);
-  const count = `${plural(data.storages.length, "storage")} kept for backward`;
+  const count = `${plural(total(data.storages.map((storage) => storage.count)), "storage")} kept for backward`;
   byId("setup").textContent = [data.device, `torch ${data.torch}`, count].join(" · ");
 }
 

@@ -53,7 +53,7 @@ function fillTable(view, head, body, foot) {
   body.replaceChildren(...rows.map((row) => bodyRow(row, view.ways)));
   foot.replaceChildren(...(rows.length > 0 ? [sumRow(rows)] : []));
   const count = total(rows.map((row) => row.count));
-  const all = view.data.storages.length;
+  const all = total(view.data.storages.map((storage) => storage.count));
   byId("table-count").textContent = `${plural(rows.length, "group")}, ${count} of ${plural(all, "storage")}`;
 }
 
@@ -66,7 +66,8 @@ function tableRows({ data, plan, terms }) {
   });
   return groups.map(([key, some]) => {
     const [module, slot, need, action] = JSON.parse(key);
-    return { module, slot, need, action, count: some.length, ...bytesOf(some, data, plan) };
+    const count = total(some.map((i) => data.storages[i].count));
+    return { module, slot, need, action, count, ...bytesOf(some, data, plan) };
   });
 }
 

@@ -23,12 +23,12 @@ function actionOrder({ plans, storages }) {
   return [...weight.keys()].sort((a, b) => weight.get(b) - weight.get(a));
 }
 
-/* The storages by what colours them: how many there are of each, their bytes, and what the plan holds of these. */
+/* The storages by what colours them: their bytes, and what the plan holds of these. */
 function portions(members, { data, plan, colouring }) {
   const { of, tone, order } = colouring;
   return grouped(members, (i) => of(i, plan))
     .sort(([one], [other]) => order.indexOf(one) - order.indexOf(other))
-    .map(([name, some]) => ({ name, tone: tone(name), count: some.length, ...bytesOf(some, data, plan) }));
+    .map(([name, some]) => ({ name, tone: tone(name), ...bytesOf(some, data, plan) }));
 }
 
 function bytesOf(members, { storages }, { held }) {

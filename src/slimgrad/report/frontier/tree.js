@@ -115,7 +115,7 @@ function distinctions(paths) {
 function weighed(node, storages) {
   for (const child of node.children) weighed(child, storages);
   if (node.children.length > 0) node.members = node.children.flatMap((child) => child.members);
-  node.bytes = total(node.members.map((i) => storages[i].bytes));
+  for (const sum of ["bytes", "count"]) node[sum] = total(node.members.map((i) => storages[i][sum]));
   node.children.sort((a, b) => b.bytes - a.bytes);
   return node;
 }

@@ -59,7 +59,7 @@ function zoomed(host, view, zoom) {
 
 function drawCrumbs({ root, data }, zoom) {
   const line = lineage(root);
-  const size = `${bytesText(root.bytes)} in ${plural(root.members.length, "storage")}`;
+  const size = `${bytesText(root.bytes)} in ${plural(root.count, "storage")}`;
   const crumbs = line.map((node, i) => crumb(nodeName(node), i < line.length - 1 ? () => zoom(node) : null));
   byId("crumbs").replaceChildren(...crumbs, element("li", { class: "size" }, size));
 }
@@ -73,6 +73,13 @@ function crumb(name, act) {
 
 function nodeName(node) {
   return node.parent ? node.name || "(model)" : "All modules";
+}
+
+/* The path, and behind it what does not belong to it: the slot of a storage. */
+function fullName({ path, name, parent }) {
+  if (!parent) return "All modules";
+  const place = path || "(model)";
+  return path === name || path.endsWith(`.${name}`) ? place : `${place} ${name}`;
 }
 
 /* Tiles, the borders of their groups above them, and the names of the groups above these. */
@@ -151,7 +158,7 @@ function paintTile({ box, parts, words, node, from, ...area }, view) {
   const sizes = bytesOf(node.members, view.data, view.plan);
   const names = all.map(({ name }) => name).join(", ");
   setAll(box, { "data-bytes": sizes.bytes, "data-held": sizes.held });
-  setAll(box, { "aria-label": `${node.path}: ${heldText(sizes.bytes, sizes.held)}, ${names}` });
+  setAll(box, { "aria-label": `${fullName(node)}: ${heldText(sizes.bytes, sizes.held)}, ${names}` });
   parts.replaceChildren(...paintedParts(all, area, sizes.bytes));
   words.replaceChildren(...wordsOn(area, from, node, [sizeText(node, sizes, area), names]));
 }
@@ -190,7 +197,7 @@ function wordsOn({ x, y, width, height }, from, node, details) {
 }
 
 function sizeText(node, { bytes, held }, { width }) {
-  const times = node.members.length > 1 ? ` ×${node.members.length}` : "";
+  const times = node.count > 1 ? ` ×${node.count}` : "";
   const texts = [`${heldText(bytes, held)}${times}`, heldText(bytes, held), bytesText(bytes)];
   return texts.find((text) => textWidth(text, 11) <= width - 2 * WORDS.left) ?? "";
 }
@@ -216,7 +223,7 @@ function nodeHint({ data, plan }, node) {
     ["held", `${bytesText(held)}, ${ratioText(bytes, held)}`],
     ["kept by", storages.length === 1 ? listed(storages[0].savers) : tally(storages.flatMap(saverSlots))],
   ];
-  return [node.parent ? node.path || "(model)" : "All modules", rows];
+  return [fullName(node), rows];
 }
 
 function saverSlots({ savers }) {
