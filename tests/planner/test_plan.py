@@ -21,6 +21,7 @@ from slimgrad.codecs import Demand
 from slimgrad.planner.bounds import bound_of
 from slimgrad.planner.costs import NOISE, noise_key
 from slimgrad.planner.offers import CHOICES
+from slimgrad.planner.program import Program
 from slimgrad.profiler.meter import measured_step
 from tests.models import hook_count
 from tests.planner.models import FAST_OPS, MODELS, SPEEDS, Case, made
@@ -178,6 +179,18 @@ def test_plans_survive_json_and_can_be_edited_there(case: tuple[Case, sg.Profile
     edited["what"] = "quant(bits=5)"
     with pytest.raises(sg.SlimgradError, match="bits"):
         sg.Plan.from_json(json.dumps(data))
+
+
+def test_a_plan_that_is_not_found_in_time_is_an_error_of_ours(
+    case: tuple[Case, sg.Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*_: Any) -> None:
+        raise TimeoutError("no choice was found in time")
+
+    monkeypatch.setattr(Program, "answer", answer)
+    for ask in (sg.plan, lambda profile, budget, **rest: sg.frontier(profile, **rest)):
+        with pytest.raises(sg.BudgetError, match="was found in time, nor was it shown that there is none"):
+            ask(case[1], "3x", calibration=SPEEDS)
 
 
 def test_a_plan_compared_with_itself_says_so(case: tuple[Case, sg.Profile]) -> None:

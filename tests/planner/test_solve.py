@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from slimgrad.planner import solve as solving
 from slimgrad.planner.problem import Option, Problem, Solution, Span
+from slimgrad.planner.program import Answer, Ask, Program
 from slimgrad.planner.solve import evaluate, smallest, solve
 
 BEST = 1e-9
@@ -166,6 +168,24 @@ def test_a_large_problem_stays_within_its_bounds_and_says_how_near_the_best_it_i
     found = solve(problem)
     assert found is not None and within(problem, found) and allowed(problem, found.choice)
     assert math.isfinite(found.bound) and found.seconds <= found.bound * (1 + NEAR) + BEST
+
+
+def test_where_the_first_step_takes_too_long_the_second_goes_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(program: Program, ask: Ask, *rest: Any) -> Answer | None:
+        if ask.whole == "counts":
+            raise TimeoutError
+        return asked(program, ask, *rest)
+
+    asked = Program.answer
+    problem = layered(layers=24, per_layer=12)
+    best = smallest(problem, "peak")
+    bounded = replace(problem, most_peak=2 * best.peak, most_error=0.5)
+    fast = solve(bounded)
+    monkeypatch.setattr(Program, "answer", answer)
+    found, least = solve(bounded), smallest(problem, "peak")
+    assert found is not None and fast is not None and within(bounded, found) and allowed(bounded, found.choice)
+    assert found.seconds <= found.bound * (1 + NEAR) + BEST and found.bound <= fast.seconds + BEST
+    assert least.peak <= best.peak * (1 + NEAR)
 
 
 def test_what_cannot_be_met_is_none_and_no_groups_are_no_choice() -> None:

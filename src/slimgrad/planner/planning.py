@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -85,9 +86,10 @@ class Draft:
         """
         self._check_timeline(bound, tolerance)
         problem = self.choices.problem(bound, tolerance)
-        solution = self._without_a_higher_peak(problem, thorough) or solve(problem, thorough=thorough)
-        if solution is None:
-            raise self._infeasible(problem, bound)
+        with _in_time(bound):
+            solution = self._without_a_higher_peak(problem, thorough) or solve(problem, thorough=thorough)
+            if solution is None:
+                raise self._infeasible(problem, bound)
         solution = evaluate(problem, self.choices.needed(solution.choice))
         events = usage(problem, solution.choice)
         return self._told(solution, bound), tuple(self.fixed + int(size) for size in events)
@@ -95,7 +97,8 @@ class Draft:
     def meets(self, bound: Bound, tolerance: Tolerance) -> bool:
         """Whether there is a plan."""
         self._check_timeline(bound, tolerance)
-        return solve(self.choices.problem(bound, tolerance), thorough=False) is not None
+        with _in_time(bound):
+            return solve(self.choices.problem(bound, tolerance), thorough=False) is not None
 
     def _check_timeline(self, bound: Bound, tolerance: Tolerance) -> None:
         if self.profile.timeline is not None:
@@ -124,9 +127,11 @@ class Draft:
 
     def smallest(self, of: Least, tolerance: Tolerance) -> Plan:
         """The plan that reaches least."""
-        problem = self.choices.problem(Bound("the least"), tolerance)
-        solution = evaluate(problem, self.choices.needed(smallest(problem, of).choice))
-        return self._told(solution, Bound(f"the least {of}"))
+        bound = Bound(f"the least {of}")
+        problem = self.choices.problem(bound, tolerance)
+        with _in_time(bound):
+            solution = evaluate(problem, self.choices.needed(smallest(problem, of).choice))
+        return self._told(solution, bound)
 
     # --- what cannot be ---
 
@@ -207,6 +212,18 @@ class Draft:
             seconds=option.seconds,
             error=option.error,
         )
+
+
+@contextmanager
+def _in_time(bound: Bound) -> Iterator[None]:
+    """What the solver has not found by then is an error of ours."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise BudgetError(
+            f"no plan for {bound.text} was found in time, nor was it shown that there is none; try again when this "
+            "machine has less to do, with another budget, or with less in allow="
+        ) from error
 
 
 def _held(path: str, size: int) -> Action:
