@@ -216,6 +216,16 @@ def test_layers_of_a_model_that_is_a_sequential_share_a_line() -> None:
     assert re.search(r" 4  \*\.\* Gelu\.self +keep$", told, re.MULTILINE)
 
 
+def test_a_module_may_have_any_name() -> None:
+    model = nn.Sequential()
+    for name in ("a[/b]", ":smile:", "<i>"):
+        model.add_module(name, nn.Linear(64, 64))
+    plan = sg.plan(sg.profile(model, torch.randn(128, 64), lambda out: out.sum(), fake=True), "1x", calibration=SPEEDS)
+    other = replace(plan, actions=tuple(replace(action, what="lossless()") for action in plan.actions))
+    for told in (str(plan), plan.explain(), plan.diff(other)):
+        assert ":smile: Addmm.mat1" in told and "<i> Addmm.mat1" in told
+
+
 def test_what_an_explanation_or_a_table_leaves_out_is_counted(case: tuple[Case, sg.Profile]) -> None:
     plan = sg.plan(case[1], "3x", calibration=SPEEDS)
     whole = len(plan.explain(limit=1000).splitlines())

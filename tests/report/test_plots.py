@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matplotlib
@@ -36,6 +36,12 @@ def test_a_profile_is_drawn_to_the_path_given(profile: Profile, tmp_path: Path, 
     path = profile.plot(tmp_path / "new" / f"profile.{suffix}")
     assert path.exists()
     assert path.stat().st_size > 1000
+
+
+def test_no_module_name_is_taken_for_a_formula(profile: Profile, tmp_path: Path) -> None:
+    sites = tuple(replace(site, path=r"pays$\nothing$") for site in profile.sites)
+    path = replace(profile, sites=sites).plot(tmp_path / "profile.svg")
+    assert r"pays$\nothing$" in path.read_text()
 
 
 def test_an_unknown_suffix_is_refused_before_anything_is_written(profile: Profile, tmp_path: Path) -> None:

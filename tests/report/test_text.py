@@ -105,6 +105,15 @@ def test_a_long_report_stops_after_twenty_sites(report: Report) -> None:
     assert "why" not in text
 
 
+def test_no_module_name_is_taken_for_markup(profile: Profile, report: Report) -> None:
+    """rich would raise on the first of them, and leave out the second or draw the third."""
+    for name in ("blocks[/b]", "x[red]", ":smile:"):
+        sites = tuple(replace(site, path=name) for site in profile.sites)
+        assert name in replace(profile, sites=sites).table()
+        treated = tuple(replace(each, site=replace(each.site, path=name)) for each in report.sites)
+        assert name in str(replace(report, sites=treated, reasons=(), notes=()))
+
+
 def test_a_long_codec_is_cut_at_its_end_for_what_tells_it_apart_comes_first(report: Report) -> None:
     codec = "Quant(bits=4, group=128, rounding='nearest', seed=0)"
     told = str(replace(report, sites=(replace(report.sites[0], codec=codec),)))

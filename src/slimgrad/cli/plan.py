@@ -132,7 +132,8 @@ def progress_bar() -> Iterator[Progress]:
     if not console.is_terminal:
         yield lambda done, steps, text: None
         return
-    columns = (BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"), TextColumn("{task.description}"))
+    done, what = TextColumn("{task.completed:.0f}/{task.total:.0f}"), TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(), done, what)
     with progress.Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
         task = bar.add_task("", total=1)
         yield lambda done, steps, text: bar.update(task, completed=done, total=steps, description=shorten(text, 30))

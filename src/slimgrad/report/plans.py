@@ -149,7 +149,8 @@ def _where(sites: Iterable[str]) -> str:
 
 
 def _short(site: str) -> str:
-    return re.sub(r"Backward\d+", "", site).replace(":", " ")
+    path, _, slot = site.rpartition(":")
+    return f"{path} {re.sub(r'Backward[0-9]+', '', slot)}"
 
 
 def explanation(plan: Plan, limit: int) -> str:

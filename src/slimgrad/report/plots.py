@@ -57,6 +57,7 @@ STYLE: Any = {
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a module may have any name
 }
 
 

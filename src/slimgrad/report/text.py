@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -225,9 +225,10 @@ def plain_table(*headers: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def rendered(*parts: RenderableType) -> str:
-    """Plain text, the same in a terminal, a file and a notebook."""
+    """Plain text, the same in a terminal, a file and a notebook. No name is taken for markup: a module may have any."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False)
+    plain: dict[str, Any] = {"color_system": None, "force_terminal": False, "force_jupyter": False}
+    console = Console(file=out, width=WIDTH, markup=False, emoji=False, **plain)
     for part in parts:
         if part != "":
             console.print(Text(part) if isinstance(part, str) else part, highlight=False)
