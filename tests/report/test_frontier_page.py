@@ -1010,6 +1010,20 @@ def test_texts_neither_overlap_nor_leave_their_places(page: Page, width: int, sc
         page.browser.cdp("Emulation.setEmulatedMedia", features=[])
 
 
+def test_marks_of_a_narrow_axis_do_not_overlap(shown: Any, data: FrontierData) -> None:
+    """Peaks between 174 and 183 MiB have six round values beside them."""
+    near = [{**plan, "peak": int((174 + number) * MIB)} for number, plan in enumerate(reversed(data["plans"][:10]))]
+    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page = shown({**data, "plans": near[::-1], "untouched": {**data["untouched"], "peak": int(183.2 * MIB)}})
+    page.browser.cdp("Emulation.setDeviceMetricsOverride", **size)
+    try:
+        page.browser.open(page.url)
+        assert page.browser.js(LOOK)["overlapping"] == []
+        assert "185 MiB" in page.browser.texts("#frontier .tick")
+    finally:
+        page.browser.cdp("Emulation.clearDeviceMetricsOverride")
+
+
 LOOK = """
 const boxOf = (e) => e.getBoundingClientRect();
 const inside = (a, b) =>

@@ -77,9 +77,12 @@ function errorPanel(data, top, floor) {
 
 function xAxis({ name, values, textOf }, toX, floor) {
   const [first, last] = ends(values).map(toX);
+  const widest = highest(values.map((value) => textWidth(textOf(value), 11)));
+  const stride = Math.ceil((1.5 * widest) / (toX(values[1]) - first)); // the last is moved aside by up to half of it
   const texts = values.map((value, i) => {
     const anchor = i === values.length - 1 ? "end" : "middle";
-    return label(textOf(value), toX(value) + (anchor === "end" ? 12 : 0), floor + 19, anchor);
+    const text = (values.length - 1 - i) % stride === 0 ? textOf(value) : "";
+    return label(text, toX(value) + (anchor === "end" ? 12 : 0), floor + 19, anchor);
   });
   return [...texts, label(name, (first + last) / 2, floor + 38, "middle", "axis-name")];
 }
