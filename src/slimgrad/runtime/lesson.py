@@ -19,7 +19,7 @@ from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.graph import reveal, tensors_in
 from slimgrad.runtime.tickets import Held, sized
 from slimgrad.runtime.watch import Chain, Record, WatchFrame
-from slimgrad.runtime.ways import Way, ways
+from slimgrad.runtime.ways import Known, Way, ways
 from slimgrad.spec import NO_SITE, Need, Profile, Site, Storage
 
 UNNAMED = "(unnamed)"
@@ -127,7 +127,7 @@ def lesson(
         sites.append(_site(record, label, answer, parameter, owners, modules, places[record.storage_id]))
     storages = [_storage(key, alive, found, sites, owners) for key, found in savers.items()]
     records = tuple(record for record, _ in alive)
-    derivations = tuple(_derivation(record, by_slot, sites, records, modules) for record in records)
+    derivations = tuple(_derivation(record, by_slot, sites, records, owners, modules) for record in records)
     contents = _numbered(record.content for record in records)
     sites = [
         replace(site, content=content, sources=_sources(found), runs=_runs(found), chained=_chained(found, record))
@@ -142,10 +142,11 @@ def _derivation(
     by_slot: Mapping[tuple[int, str], int],
     sites: Sequence[Site],
     records: Sequence[Record],
+    owners: Owners,
     modules: Mapping[str, nn.Module],
 ) -> Derivation | None:
-    """How the record's tensor can be made again, from sites of this forward. Not from the gathered parameters of a
-    sharded model, which are gone when another module's backward runs.
+    """How the record's tensor can be made again, from sites of this forward and parameters of the model. Not from the
+    gathered ones of a sharded model, which are gone when another module's backward runs.
     """
     if record.passage is None:
         return None
@@ -154,7 +155,8 @@ def _derivation(
         number = by_slot.get((sequence, slot))
         return None if number is None or sites[number].parameter == UNNAMED else number
 
-    found = ways(record.passage.term, site_at, lambda number: modules.get(records[number].path))
+    known = Known(site_at, lambda number: modules.get(records[number].path), owners.parameters.__contains__)
+    found = ways(record.passage.term, known)
     return Derivation(record.passage.names, found) if found else None
 
 
