@@ -228,6 +228,26 @@ def test_running_statistics_move_once(device: torch.device) -> None:
         assert torch.equal(buffer, model.get_buffer(name))
 
 
+def test_a_norm_of_half_precision_is_made_again_with_statistics_of_full_precision(device: torch.device) -> None:
+    """On a CPU their dtype is that of what is known beside the input: nothing, if it were the running statistics."""
+    norm = nn.BatchNorm2d(16, affine=False)
+    plain = nn.Sequential(nn.Conv2d(3, 16, 3), norm, nn.GELU(), nn.Conv2d(16, 8, 3)).to(device)
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, sg.Derive(), min_bytes=0)
+    for step in range(3):
+        x = torch.randn(8, 3, 16, 16, device=device) * min(step, 1)
+        for model in (plain, treated):
+            model.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16):
+                out = model(x)
+            out.float().square().mean().backward()
+        for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)
+    assert "2:GeluBackward0.self" in sites_of(run, sg.Derive())
+    for one, two in zip(plain.buffers(), treated.buffers(), strict=True):
+        assert torch.equal(one, two)
+
+
 def test_a_frozen_bias_is_found_in_the_module() -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
     nn.init.normal_(model[1].bias)

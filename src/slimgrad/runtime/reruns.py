@@ -72,7 +72,8 @@ def _batch_norm(function: Callable[..., Any], eps: str) -> Again:
     def again(node: Any, module: Any, tensors: Tensors) -> Tensor:
         x, weight, mean, var = tensors
         training = node._saved_training
-        running = (None, None) if training else (mean, var)  # running statistics must not move twice
+        moved = training and mean is not None  # they must not move twice; where there are none, dtypes may be others
+        running = (mean.clone(), var.clone()) if moved else (mean, var)
         bias = norm_bias(node, module)
         made = function(x, weight, bias, *running, training, 0.0, getattr(node, f"_saved_{eps}"))
         return made[0]  # type: ignore[no-any-return]
