@@ -36,6 +36,7 @@ class Owners:
     """id(parameter), or of its fake -> name."""
     real: Mapping[str, torch.Tensor]
     """Name -> parameter."""
+    on_fakes: bool = False
 
 
 def owners_of(model: nn.Module, inputs: Any, fake: Faked | None = None) -> Owners:
@@ -51,7 +52,7 @@ def owners_of(model: nn.Module, inputs: Any, fake: Faked | None = None) -> Owner
             if storage is not None:
                 storages[storage._cdata] = kind
     names = {id(parameter): name for name, parameter in (*real.items(), *parameters.items())}
-    return Owners(storages, names, real)
+    return Owners(storages, names, real, on_fakes=fake is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,8 @@ class Lesson:
     """How what is saved at each site can be made again."""
     trail: tuple[Chain, ...]
     """For each tensor saved in the forward, in order, the module calls that were under way."""
+    on_fakes: bool = False
+    """Whether this was before the first real forward, by which the model may be sharded."""
 
     def demand(self, number: int) -> Demand:
         """What backward demands at site `number`, complete."""
@@ -134,7 +137,16 @@ def lesson(
         for site, content, found, record in zip(sites, contents, derivations, records, strict=True)
     ]
     profile = Profile(sites=tuple(sites), storages=tuple(storages), meta=meta)
-    return Lesson(profile, records, tuple(answers), tuple(parameters), tuple(siblings), derivations, tuple(frame.trail))
+    return Lesson(
+        profile,
+        records,
+        tuple(answers),
+        tuple(parameters),
+        tuple(siblings),
+        derivations,
+        tuple(frame.trail),
+        owners.on_fakes,
+    )
 
 
 def _derivation(

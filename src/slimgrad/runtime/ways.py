@@ -142,9 +142,9 @@ class Way:
 
 
 def modules_in(what: What) -> Iterator[nn.Module]:
-    """The modules that are asked for more than nodes tell."""
+    """The modules that are asked for more than nodes tell, or whose parameters are read."""
     if isinstance(what, Made):
-        if what.module is not None:
+        if what.module is not None and (what.name in NEED_EPS or OPS[what.name].outside is not None):
             yield what.module
         for _, piece in (part for part in what.parts if part is not None):
             yield from modules_in(piece)
