@@ -571,6 +571,27 @@ def test_copies_of_one_tensor_in_several_dtypes_are_told_apart(what: sg.Derive, 
     assert_equal_while_trained(model, what, [x] * 3)
 
 
+class FewBit(torch.autograd.Function):
+    """Somebody else's, with the name of ours."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+@BOTH
+def test_functions_of_others_are_not_taken_for_ours(what: sg.Derive, x: Tensor) -> None:
+    model = Written(
+        lambda m, x: m.last(F.gelu(FewBit.apply(F.silu(m.first(x))))), first=nn.Linear(64, 64), last=nn.Linear(64, 8)
+    )
+    run = assert_equal_while_trained(model, what, [x] * 3)
+    assert sites_of(run, what) == ["last:AddmmBackward0.mat1"]
+
+
 def flag(model: nn.Module, step: int) -> None:
     model.flag = step >= 2  # type: ignore[assignment]
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from slimgrad.ops.fewbit import FewBit
 from slimgrad.runtime.views import RESHAPING, VIEWS, redone, seen_through, signed
 
 Tensors = tuple[Any, ...]
@@ -32,7 +33,7 @@ class Op:
     owners: tuple[type[nn.Module], ...] = ()
     """Modules alone in which it is known which parameter that is; anywhere if empty."""
     knows: Callable[[Node], bool] | None = None
-    """Whether the node tells which parameter that is."""
+    """Whether the node is what its name says, and tells which parameter that is."""
     witness: Callable[[Node, nn.Module | None], Tensor | None] | None = None
     """A tensor that changes with what is read, where kernels change that and leave its version as it is."""
     is_product: bool = False
@@ -152,6 +153,11 @@ def _is_convolution_bias_known(node: Any) -> bool:
     return has_none or _convolution_bias(node, None) is not None
 
 
+def _is_fused(node: Any) -> bool:
+    """Others may call a function of theirs so too."""
+    return getattr(node, "_forward_cls", None) is FewBit
+
+
 def dropout_scale(p: float) -> float:
     """What is left of a tensor is multiplied with; nothing is left where p is 1."""
     return 1 / (1 - p) if p < 1 else 0.0
@@ -205,7 +211,7 @@ OPS: dict[str, Op] = {
         knows=_is_norm_bias_known,
         witness=_batches_seen,
     ),
-    "FewBitBackward": Op(((None, 0),), lambda node, m, x: node.fusion.forward(x[0], None)[0]),  # type: ignore[attr-defined]
+    "FewBitBackward": Op(((None, 0),), lambda node, m, x: node.fusion.forward(x[0], None)[0], knows=_is_fused),  # type: ignore[attr-defined]
     "AddcmulBackward0": Op((("tensor1", 1), ("tensor2", 2)), _addcmul, outside=_leaf_added, knows=_is_added_known),
     "AddmmBackward0": Op(
         (("mat1", 1), ("mat2", 2)), _addmm, outside=_leaf_added, knows=_is_added_known, is_product=True
