@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -226,6 +228,26 @@ def test_running_statistics_move_once(device: torch.device) -> None:
         assert torch.equal(buffer, model.get_buffer(name))
 
 
+def test_a_norm_of_half_precision_is_made_again_with_statistics_of_full_precision(device: torch.device) -> None:
+    """On a CPU their dtype is that of what is known beside the input: nothing, if it were the running statistics."""
+    norm = nn.BatchNorm2d(16, affine=False)
+    plain = nn.Sequential(nn.Conv2d(3, 16, 3), norm, nn.GELU(), nn.Conv2d(16, 8, 3)).to(device)
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, sg.Derive(), min_bytes=0)
+    for step in range(3):
+        x = torch.randn(8, 3, 16, 16, device=device) * min(step, 1)
+        for model in (plain, treated):
+            model.zero_grad()
+            with torch.autocast(device.type, torch.bfloat16):
+                out = model(x)
+            out.float().square().mean().backward()
+        for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)
+    assert "2:GeluBackward0.self" in sites_of(run, sg.Derive())
+    for one, two in zip(plain.buffers(), treated.buffers(), strict=True):
+        assert torch.equal(one, two)
+
+
 def test_a_frozen_bias_is_found_in_the_module() -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3))
     nn.init.normal_(model[1].bias)
@@ -404,3 +426,312 @@ def test_a_bias_that_is_zero_at_first_and_not_the_norms_is_not_taken_for_it(kind
             torch.optim.SGD(model.parameters(), lr=0.02).step()
         for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
             assert torch.equal(one.grad, two.grad)
+
+
+class Written(nn.Module):
+    """A forward written down, with what it uses."""
+
+    def __init__(self, written: Callable[..., Tensor], **parts: Any) -> None:
+        super().__init__()
+        self.written = written
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.written(self, x)
+
+
+def assert_equal_while_trained(
+    plain: nn.Module,
+    what: Any,
+    batches: Sequence[Tensor],
+    change: Callable[[nn.Module, int], None] = lambda model, step: None,
+) -> sg.Run:
+    """Trained step by step with and without, after a change to the model if there is one."""
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, what, min_bytes=0)
+    for step, batch in enumerate(batches):
+        for model in (plain, treated):
+            change(model, step)
+            model.zero_grad()
+            torch.manual_seed(step)
+            model(batch).float().square().mean().backward()
+        for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
+            assert one.grad is None or torch.equal(one.grad, two.grad), step
+        for model in (plain, treated):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return run
+
+
+BOTH = pytest.mark.parametrize("what", [sg.Derive(), sg.Derive(products=True)], ids=repr)
+
+
+@BOTH
+def test_a_gated_unit_over_the_last_dimension_is_derived(what: sg.Derive, x: Tensor) -> None:
+    run = assert_equal_while_trained(nn.Sequential(nn.Linear(64, 64), nn.GLU(), nn.Linear(32, 8)), what, [x] * 3)
+    assert sites_of(run, what)
+
+
+@BOTH
+@pytest.mark.parametrize("width", [8, 10], ids=["as wide as channels", "wider"])
+def test_an_addend_that_is_viewed_is_added_as_it_is_seen(what: sg.Derive, width: int) -> None:
+    """It is zero at first, so that the first forward would not tell."""
+    model = Written(
+        lambda m, x: m.last(torch.addcmul(m.shift.view(1, 8, 1, 1), m.first(x), m.scale.view(1, 8, 1, 1))),
+        first=nn.Conv2d(3, 8, 3, padding=1),
+        last=nn.Conv2d(8, 8, 3),
+        shift=nn.Parameter(torch.zeros(8)),
+        scale=nn.Parameter(torch.ones(8)),
+    )
+    run = assert_equal_while_trained(model, what, [torch.randn(2, 3, width, width)] * 3)
+    assert "last:ConvolutionBackward0.input" in sites_of(run, what)
+
+
+@BOTH
+def test_what_is_added_to_a_parameter_is_made_again_with_it(what: sg.Derive, x: Tensor) -> None:
+    model = Written(
+        lambda m, x: m.last(F.gelu(m.first(x)) + m.place),
+        first=nn.Linear(64, 64),
+        last=nn.Linear(64, 8),
+        place=nn.Parameter(torch.randn(64)),
+    )
+    run = assert_equal_while_trained(model, what, [x] * 3)
+    assert "last:AddmmBackward0.mat1" in sites_of(run, what)
+    run = sg.apply(model, what, min_bytes=0)
+    trained(model, x)
+    loss = model(x).square().mean()
+    with torch.no_grad():
+        model.place.add_(1)
+    with pytest.raises(sg.SavedTensorModifiedError, match="a parameter of shape"):
+        loss.backward()
+
+
+@BOTH
+def test_a_matrix_that_is_added_turned_round_is_added_so_again(what: sg.Derive) -> None:
+    model = Written(
+        lambda m, x: m.last(torch.addmm(m.bias.t(), x, m.weight) * m.scale),
+        weight=nn.Parameter(torch.randn(16, 32)),
+        bias=nn.Parameter(torch.zeros(32, 32)),
+        scale=nn.Parameter(torch.ones(32)),
+        last=nn.Linear(32, 8),
+    )
+    assert_equal_while_trained(model, what, [torch.randn(32, 16)] * 3)
+
+
+@BOTH
+@pytest.mark.parametrize("between", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_what_was_rounded_on_its_way_is_rounded_again(what: sg.Derive, between: torch.dtype, x: Tensor) -> None:
+    """Zeros, as behind a scale that begins with them, are the same without."""
+    model = Written(
+        lambda m, x: m.last(F.gelu(m.first(x) * m.scale).to(between).float()),
+        first=nn.Linear(64, 64),
+        last=nn.Linear(64, 8),
+        scale=nn.Parameter(torch.zeros(64)),
+    )
+    run = assert_equal_while_trained(model, what, [x] * 3)
+    assert "last:AddmmBackward0.mat1" in sites_of(run, what)
+
+
+@BOTH
+def test_a_sum_in_place_is_made_again_in_the_dtype_of_its_tensor(what: sg.Derive, x: Tensor) -> None:
+    """What is added is zero at first, and takes no rounding."""
+
+    def written(m: Any, x: Tensor) -> Tensor:
+        sum_of = F.gelu(m.first(x)).bfloat16().add_(m.norm(m.second(x)))
+        return m.last((sum_of + F.silu(m.third(x)).bfloat16()).float())
+
+    linears = {name: nn.Linear(64, 64) for name in ("first", "second", "third", "last")}
+    model = Written(written, norm=nn.LayerNorm(64), **linears)
+    nn.init.zeros_(model.norm.weight)
+    run = assert_equal_while_trained(model, what, [x] * 3)
+    assert "last:AddmmBackward0.mat1" in sites_of(run, what)
+
+
+@BOTH
+@pytest.mark.parametrize("to", [torch.float32, torch.bfloat16], ids=str)
+def test_elements_that_a_cast_puts_in_another_order_are_put_there_again(what: sg.Derive, to: torch.dtype) -> None:
+    """Zeros are in any order at first."""
+    model = Written(
+        lambda m, x: m.last((m.first(x).sigmoid() * m.scale).to(to, memory_format=torch.channels_last).float()),
+        first=nn.Conv2d(3, 8, 3),
+        last=nn.Conv2d(8, 8, 3),
+        scale=nn.Parameter(torch.zeros(8, 1, 1)),
+    )
+    run = assert_equal_while_trained(model, what, [torch.randn(2, 3, 10, 10)] * 3)
+    assert "last:ConvolutionBackward0.input" in sites_of(run, what)
+
+
+@BOTH
+def test_copies_of_one_tensor_in_several_dtypes_are_told_apart(what: sg.Derive, x: Tensor) -> None:
+    def written(m: Any, x: Tensor) -> Tensor:
+        x = F.gelu(m.first(x))
+        return sum((x.to(dtype) @ m.weight.to(dtype)).float() for dtype in (torch.bfloat16, torch.half, torch.double))
+
+    model = Written(written, first=nn.Linear(64, 64), weight=nn.Parameter(torch.randn(64, 8)))
+    assert_equal_while_trained(model, what, [x] * 3)
+
+
+class FewBit(torch.autograd.Function):
+    """Somebody else's, with the name of ours."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+@BOTH
+def test_functions_of_others_are_not_taken_for_ours(what: sg.Derive, x: Tensor) -> None:
+    model = Written(
+        lambda m, x: m.last(F.gelu(FewBit.apply(F.silu(m.first(x))))), first=nn.Linear(64, 64), last=nn.Linear(64, 8)
+    )
+    run = assert_equal_while_trained(model, what, [x] * 3)
+    assert sites_of(run, what) == ["last:AddmmBackward0.mat1"]
+
+
+def flag(model: nn.Module, step: int) -> None:
+    model.flag = step >= 2  # type: ignore[assignment]
+
+
+@BOTH
+@pytest.mark.parametrize("given", ["weight", "bias"])
+def test_a_norm_that_is_given_more_than_was_learnt_is_noticed(what: sg.Derive, given: str, x: Tensor) -> None:
+    def written(m: Any, x: Tensor) -> Tensor:
+        affine = {"weight": m.scale, "bias": m.scale, given: m.scale if m.flag else None}
+        return m.last(F.layer_norm(m.first(x), (64,), **affine, eps=m.eps))
+
+    parts = {"first": nn.Linear(64, 64), "last": nn.Linear(64, 8), "scale": nn.Parameter(torch.randn(64))}
+    model = Written(written, **parts, eps=1e-5, flag=False)
+    with pytest.warns(sg.SlimgradWarning, match="another path"):
+        assert_equal_while_trained(model, what, [x] * 5, flag)
+
+
+class Conditioned(nn.BatchNorm2d):
+    """Computes its bias when it is told to."""
+
+    flag = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias * 2 if self.flag else self.bias
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, bias, training=True)
+
+
+@BOTH
+def test_a_norm_whose_bias_is_computed_from_some_step_on_is_noticed(what: sg.Derive) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Conditioned(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    nn.init.normal_(model[1].bias)
+    with pytest.warns(sg.SlimgradWarning, match="another path"):
+        assert_equal_while_trained(model, what, [torch.randn(2, 3, 10, 10)] * 5, lambda m, step: flag(m[1], step))
+
+
+@BOTH
+def test_another_function_than_the_one_learnt_is_noticed(what: sg.Derive, x: Tensor) -> None:
+    def written(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x)
+        return m.last((F.gelu(x) if m.flag else torch.sigmoid(x)) + m.place)
+
+    parts = {"first": nn.Linear(64, 64), "last": nn.Linear(64, 8), "place": nn.Parameter(torch.randn(64))}
+    model = Written(written, **parts, flag=False)
+    with pytest.warns(sg.SlimgradWarning, match="another path"):
+        assert_equal_while_trained(model, what, [x] * 5, flag)
+
+
+@BOTH
+@pytest.mark.parametrize("around", [False, True], ids=["itself", "what is around it"])
+def test_a_norm_put_in_the_place_of_another_is_noticed(what: sg.Derive, around: bool, x: Tensor) -> None:
+    def change(model: nn.Module, step: int) -> None:
+        if step == 2:
+            other = copy.deepcopy(model[0] if around else model[0][1])
+            (other[1] if around else other).eps = 0.5
+            if around:
+                model[0] = other
+            else:
+                model[0][1] = other
+
+    inner = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64))
+    assert_equal_while_trained(nn.Sequential(inner, nn.Linear(64, 8)), what, [x] * 4, change)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_tensors_are_kept_as_they_are(dtype: torch.dtype) -> None:
+    model = Written(
+        lambda m, x: ((x @ m.weight).conj() * m.scale @ m.weight).abs(),
+        weight=nn.Parameter(torch.randn(64, 64, dtype=dtype)),
+        scale=nn.Parameter(torch.randn(64, dtype=dtype)),
+    )
+    run = assert_equal_while_trained(model, sg.Derive(), [torch.randn(32, 64, dtype=dtype)] * 3)
+    assert not sites_of(run, sg.Derive())
+
+
+def test_statistics_that_moved_between_forward_and_backward_are_an_error() -> None:
+    """Kernels leave their versions as they are."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+    run = sg.apply(model, sg.Derive(), min_bytes=0)
+    x = torch.randn(4, 3, 16, 16)
+    trained(model, x)
+    assert sites_of(run, sg.Derive())
+    loss = model(x).square().mean()
+    model.train()
+    loss = loss + model(x + 1).square().mean()
+    with pytest.raises(sg.SavedTensorModifiedError, match="the running statistics of a norm"):
+        loss.backward()
+
+
+def test_a_source_changed_in_place_in_the_first_forward_is_no_concern_of_that_forward(x: Tensor) -> None:
+    def written(m: Any, x: Tensor) -> Tensor:
+        x = x * m.scale
+        out = m.last(m.norm(x))
+        x.detach().zero_()
+        return out
+
+    parts = {"norm": nn.LayerNorm(64), "last": nn.Linear(64, 8), "scale": nn.Parameter(torch.ones(64))}
+    model = Written(written, **parts)
+    sg.apply(model, sg.Derive(), min_bytes=0)
+    loss = model(x).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+TURNED = {
+    "a matrix": lambda m, x: m.last(m.norm(m.first(x).t())),
+    "one image": lambda m, x: m.last(m.norm(m.first(x[None]).transpose(1, 2))),
+}
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("turned", TURNED)
+def test_a_norm_of_packed_elements_in_another_order_is_made_in_its_own(turned: str, affine: bool) -> None:
+    """As norms over the channels of one image have them: no statistics are found by the order of memory there."""
+    torch.manual_seed(0)
+    parts = {
+        "first": nn.Linear(64, 64),
+        "norm": nn.LayerNorm(128, elementwise_affine=affine),
+        "last": nn.Linear(128, 8),
+    }
+    plain, x = Written(TURNED[turned], **parts), torch.randn(128, 64)
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, "derive(); quant(bits=8); lossless()", min_bytes=0)
+    assert relative(trained(plain, x), trained(treated, x)) < 0.02  # eight bits are off by less than a hundredth each
+    assert sites_of(run, sg.Derive())
+
+
+def relative(one: list[Tensor], other: list[Tensor]) -> float:
+    both = [torch.cat([tensor.flatten() for tensor in tensors]) for tensors in (one, other)]
+    return float((both[0] - both[1]).norm() / both[0].norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64], ids=str)
+def test_operands_that_no_kernel_takes_are_left_to_the_ops(dtype: torch.dtype, x: Tensor) -> None:
+    factors = (torch.rand(64) > 0.5).to(dtype)
+    plain = Written(
+        lambda m, x: m.last((F.gelu(m.first(x)) * factors).to(m.last.weight.dtype)),
+        first=nn.Linear(64, 64),
+        last=nn.Linear(64, 8).to(torch.promote_types(dtype, torch.float32)),
+    )
+    treated = copy.deepcopy(plain)
+    run = sg.apply(treated, "derive(); quant(bits=8); lossless()", min_bytes=0)
+    assert relative(trained(plain, x), trained(treated, x)) < 0.02
+    assert sites_of(run, sg.Derive())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import slimgrad as sg
 from tests.models import hook_count
@@ -102,3 +104,44 @@ def test_training_only_the_head_keeps_at_least_five_times_less_than_training_all
     run = sg.apply(model, sg.Lossless())
     entry.loss(call(model, entry.batch("cpu"))).backward()
     assert run.report().kept_after * 5 <= full
+
+
+class Weighted(nn.Module):
+    """A product or a convolution with what becomes of a parameter on its way there."""
+
+    def __init__(self, kind: str, *size: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.become = BECOMES[kind]
+        self.weight, self.scale = nn.Parameter(torch.randn(size)), nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.become(self.weight)
+        x = (x * self.scale).to(weight.dtype)
+        return F.conv2d(x, weight) if weight.dim() == 4 else x @ weight
+
+
+BECOMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "copied": lambda weight: weight.bfloat16(),
+    "copied in another order": lambda weight: weight.to(torch.bfloat16, memory_format=torch.channels_last),
+    "put in another order": lambda weight: weight.to(memory_format=torch.channels_last),
+    "rounded and widened": lambda weight: weight.bfloat16().float(),
+    "rounded twice": lambda weight: weight.to(torch.float8_e4m3fn).bfloat16(),
+    "turned and copied in the new order": lambda weight: weight.t().to(torch.bfloat16, memory_format=CONTIGUOUS),
+    "repeated and copied": lambda weight: weight.expand(4, 16, 16).bfloat16(),
+}
+CONTIGUOUS = torch.contiguous_format
+
+
+@pytest.mark.parametrize("kind", BECOMES)
+def test_what_becomes_of_a_parameter_is_made_again_of_it_only_if_it_has_the_same_bits(kind: str) -> None:
+    matrix = "order" not in kind or "turned" in kind
+    plain = Weighted(kind, 16, 16) if matrix else Weighted(kind, 8, 3, 5, 5)
+    treated, x = copy.deepcopy(plain), torch.randn(4, 16, 16) if matrix else torch.randn(4, 3, 16, 16)
+    sg.apply(treated, sg.Lossless(), min_bytes=0)
+    for _ in range(3):
+        for model in (plain, treated):
+            model.zero_grad()
+            model(x).float().square().mean().backward()
+        for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
+            assert torch.equal(one.grad, two.grad)

@@ -251,6 +251,60 @@ def test_statistics_that_were_frozen_at_first_move_once_a_step_later() -> None:
             assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize("still", ["a momentum of zero", "a batch of zeros"])
+def test_statistics_that_stayed_in_the_first_forward_move_once_a_step_later(still: str) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8), nn.GELU()), nn.Flatten())
+    treated, x = copy.deepcopy(plain), torch.randn(4, 8, 8, 8)
+    sg.apply(treated, "0: recompute(); lossless()")
+    for step in range(4):
+        for model in (plain, treated):
+            if "momentum" in still:
+                model[0][1].momentum = 0.1 if step else 0.0
+            model(x if step or "momentum" in still else x * 0).square().mean().backward()
+        for one, two in zip(plain.buffers(), treated.buffers(), strict=True):
+            assert torch.equal(one, two)
+
+
+class Averaged(nn.Module):
+    """Begins to average what it makes when it is told to."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.linear, self.in_place, self.averages = nn.Linear(64, 64), in_place, False
+        self.average: Tensor
+        self.register_buffer("average", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        if self.averages:
+            now = self.average * 0.9 + x.detach().mean(0) * 0.1
+            self.average = self.average.copy_(now) if self.in_place else now
+        return torch.sigmoid(x) * (1 + self.average)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_buffer_that_begins_to_change_later_is_noticed(in_place: bool, x: Tensor) -> None:
+    """Replaced, it is there as it was; changed in place it is not, and from the next step on a copy of it is."""
+    plain = nn.Sequential(Averaged(in_place=in_place), nn.Linear(64, 8))
+    treated = copy.deepcopy(plain)
+    sg.apply(treated, "0: recompute(); lossless()", min_bytes=0)
+    for step in range(5):
+        for model in (plain, treated):
+            model[0].averages = step > 1
+            model.zero_grad()
+            loss = model(x).square().mean()
+            if in_place and step == 2 and model is treated:
+                with pytest.raises(sg.SavedTensorModifiedError, match="the buffer 'average' was changed in place"):
+                    loss.backward()
+            else:
+                loss.backward()
+        for one, two in zip(plain.parameters(), treated.parameters(), strict=True):
+            assert (step == 2 and in_place) or torch.equal(one.grad, two.grad)
+        for one, two in zip(plain.buffers(), treated.buffers(), strict=True):
+            assert torch.equal(one, two)
+
+
 def test_a_cache_that_somebody_will_read_is_filled() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

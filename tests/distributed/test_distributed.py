@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
@@ -470,3 +471,23 @@ def example() -> ModuleType:
 @on_two_ranks()
 def test_the_example_reaches_the_untouched_weights_with_less() -> None:
     assert example().compare(steps=2).ratio > 1.5
+
+
+@on_two_ranks()
+def test_fsdp_gathers_no_biases_for_what_was_learnt_ahead_to_be_made_again() -> None:
+    """Each module by itself: the norm's bias is gone when the activation behind it reads what it made."""
+    results = []
+    for treat in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv1d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU(), nn.Conv1d(8, 8, 3))
+        x = torch.randn(4, 3, 64)
+        if treat:
+            sg.apply(model, sg.Derive(), batch=x, min_bytes=0)
+        mesh = distributed.init_device_mesh("cpu", (RANKS,))
+        for module in (*model[:2], model[3], model):
+            fully_shard(module, mesh=mesh)
+        for _ in range(2):
+            model.zero_grad()
+            model(x).square().mean().backward()
+        results.append([parameter.grad.full_tensor() for parameter in model.parameters()])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))

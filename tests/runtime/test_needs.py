@@ -331,7 +331,7 @@ class Pretended:
         return self.training if name == "_saved_training" else 1
 
 
-LEAF = SimpleNamespace(name=lambda: "AccumulateGrad", variable=torch.empty(0))
+LEAF = SimpleNamespace(name=lambda: "torch::autograd::AccumulateGrad", variable=torch.empty(0))
 COMPUTED = SimpleNamespace(name=lambda: "MulBackward0")
 
 

@@ -42,7 +42,9 @@ class Derive(Codec):
 
     def serves(self, demand: Demand, dtype: torch.dtype) -> bool:
         derivation = demand.derivation
-        return demand.need in SERVED and derivation is not None and bool(derivation.open_ways(products=self.products))
+        if demand.need not in SERVED or derivation is None or not dtype.is_floating_point:
+            return False
+        return bool(derivation.open_ways(products=self.products))
 
     def pack(self, tensor: Tensor, demand: Demand = ITSELF) -> Packed:
         if demand.derivation is None:

@@ -19,14 +19,14 @@ from slimgrad import kernels
 from slimgrad.codecs import Quant
 from slimgrad.kernels import Chain, Layout, Step, is_dense_layout
 from slimgrad.kernels.chains import MOST_ELEMENTS, MOST_STEPS, PACKED, SAME, SPREAD
-from slimgrad.kernels.groups import Groups
-from slimgrad.runtime.needs import VIEWS
-from slimgrad.runtime.reruns import OPS
-from slimgrad.runtime.tickets import RESHAPING, Sealed, peeked
+from slimgrad.kernels.groups import DTYPES, Groups
+from slimgrad.runtime.reruns import added
+from slimgrad.runtime.tickets import Sealed, peeked
+from slimgrad.runtime.views import RESHAPING, VIEWS, lies_as
 from slimgrad.runtime.ways import Leaf, Made, Taken, Way, What, asked, part_value
 
 IN_ORDER = VIEWS | RESHAPING
-"""Views and casts that leave elements in the order of memory, as long as what they make has no gaps."""
+"""Views and casts that may leave elements in the order of memory."""
 
 
 class Source(Protocol):
@@ -36,8 +36,8 @@ class Source(Protocol):
     def names(self) -> tuple[str, ...]:
         """Of the views and casts behind what its maker made."""
 
-    def maker(self, handle: Any) -> tuple[Node, What]:
-        """The node that made it, and how that is made again."""
+    def maker(self, handle: Any) -> tuple[list[Node], Node, What]:
+        """The views and casts, the node that made what is behind them, and how that is made again."""
 
 
 @dataclass
@@ -51,12 +51,20 @@ class Strand:
     steps: list[Step]
     operands: list[Tensor]
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it lies in the order of its dimensions; there are no gaps."""
+        steps = [step for size, step in zip(self.shape, self.stride, strict=True) if size != 1]
+        return steps == sorted(steps, reverse=True)
+
     def then(self, op: str, operand: Operand | None) -> Strand | None:
         """One step more; None if no kernel does that."""
         if isinstance(operand, Sealed):
             return self._with_packed(op, operand)
-        step = None if operand is None else _placed(op, operand, self.shape, self.stride)
-        return None if step is None or operand is None else self._with(step, operand.detach())
+        if operand is None or operand.device != self.packed.device or not operand.is_floating_point():
+            return None
+        step = _placed(op, operand, self.shape, self.stride)
+        return None if step is None else self._with(step, operand.detach())
 
     def through(self, function: str) -> Strand:
         self.steps.append(Step(function))
@@ -87,17 +95,26 @@ Operand = Tensor | Sealed
 
 def unpacked_through(source: Source, handle: Any, layout: Layout) -> Tensor | None:
     """What is made again, if that begins with a tensor in groups and is done to each element by itself."""
-    if not IN_ORDER.issuperset(source.names) or handle.offset or not layout.dtype.is_floating_point:
+    if layout.dtype not in DTYPES:
         return None
-    found = _strand(*source.maker(handle))
-    if found is None or found.shape.numel() != layout.shape.numel():
-        return None
-    return found.made(layout)
+    found = _seen(source, handle, layout.shape, layout.stride)
+    return None if found is None else found.made(layout)
 
 
 def may_chain(names: Sequence[str], way: Way, dtype: torch.dtype) -> bool:
     """Whether that could be so, as far as is known before it is done."""
-    return dtype.is_floating_point and IN_ORDER.issuperset(names) and all(name in CHAINED for name, _ in way.runs)
+    return dtype in DTYPES and IN_ORDER.issuperset(names) and all(name in CHAINED for name, _ in way.runs)
+
+
+def _seen(source: Source, handle: Any, shape: torch.Size, stride: tuple[int, ...]) -> Strand | None:
+    """What is made again with these strides, if views and casts left its elements where the maker had put them."""
+    if not IN_ORDER.issuperset(source.names):
+        return None
+    nodes, node, what = source.maker(handle)
+    found = _strand(node, what)
+    if found is None or not lies_as(found.shape, found.stride, nodes, shape, stride):
+        return None
+    return replace(found, shape=shape, stride=stride)
 
 
 def _strand(node: Node, what: What) -> Strand | None:
@@ -116,8 +133,8 @@ def _groups_of(found: Sealed) -> Strand | None:
     if offset or shape.numel() != layout.shape.numel() or not is_dense_layout(shape, stride):
         return None
     if order.derives:
-        source: Any = order.demand.derivation
-        strand = _strand(*source.maker(packed.extra)) if IN_ORDER.issuperset(source.names) else None
+        source: Any = packed.demand.derivation
+        strand = _seen(source, packed.extra, layout.shape, layout.stride)
         return None if strand is None else replace(strand, shape=shape, stride=stride)
     if not isinstance(order.codec, Quant):
         return None
@@ -162,6 +179,8 @@ def _operand(node: Node, what: Made, place: int) -> Operand | None:
 
 def _layer_norm(node: Any, what: Made) -> Strand | None:
     found = _part(node, what, 0)
+    if found is None or not found.is_contiguous:  # what it makes is
+        return None
     for op, operand in (("sub", node._saved_result1), ("mul", node._saved_result2)):
         found = found and found.then(op, operand)
     for op, place in (("mul", 1), ("add", 2)):
@@ -191,9 +210,8 @@ def _addcmul(node: Any, what: Made) -> Strand | None:
     for one, other in ((1, 0), (0, 1)):
         found = _part(node, what, one)
         if found is not None:
-            outside = OPS[what.name].outside
             found = found.then("mul", _operand(node, what, other))
-            return found and found.then("add", outside and outside(node, what.module))
+            return found and found.then("add", added(node, what.module))
     return None
 
 

@@ -26,8 +26,8 @@ from slimgrad.errors import SavedTensorModifiedError
 from slimgrad.kernels import Layout, is_dense
 from slimgrad.runtime.chaining import unpacked_through
 from slimgrad.runtime.reruns import OPS
-from slimgrad.runtime.tickets import LEAF
-from slimgrad.runtime.ways import Leaf, Taken, Way, What, asked, behind, value
+from slimgrad.runtime.views import LEAF, redone, same_strides
+from slimgrad.runtime.ways import Leaf, Made, Taken, Way, What, asked, behind, value
 
 NOTHING_AROUND = nullcontext()
 
@@ -37,9 +37,8 @@ class Handle:
     """What is held instead of the tensor."""
 
     node: Node
-    offset: int
     outside: tuple[tuple[Tensor, int], ...]
-    """Parameters read besides, with their versions."""
+    """Parameters read besides, and what changes with running statistics; with their versions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,28 +73,32 @@ class Derivation:
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether the tensor came about as the one that was learnt."""
-        node = behind(self.node or tensor.grad_fn, self.names)
-        return node is not None and self.way is not None and _agrees(node, self.way.what) and is_dense(tensor)
+        found = behind(self.node or tensor.grad_fn, self.names) if tensor.output_nr == 0 else None
+        return found is not None and self.way is not None and _agrees(found[1], self.way.what) and is_dense(tensor)
 
     def comes_out(self, tensor: Tensor) -> bool:
         """Whether making it again gives the same bits; a way that does not is refuted."""
-        if self.fits(tensor):
-            layout = Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            with torch.no_grad():
-                made = self.again(Packed(layout, Demand(), (), self.handle(tensor)))
-            if _same_bits(made, tensor):
-                return True
+        if self.fits(tensor) and self._comes_out(tensor):
+            return True
         self.refute()
         return False
 
+    def _comes_out(self, tensor: Tensor) -> bool:
+        layout = Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        try:
+            with torch.no_grad():
+                made = self.again(Packed(layout, Demand(), (), self.handle(tensor)))
+        except SavedTensorModifiedError:
+            return False  # what it is made of is not there any more; if backward needs that too, it says so
+        return _same_bits(made, tensor)
+
     def handle(self, tensor: Tensor) -> Handle:
         node = self.node or tensor.grad_fn
-        maker = behind(node, self.names)
+        found = behind(node, self.names)
         assert node is not None
-        assert maker is not None
+        assert found is not None
         assert self.way is not None
-        outside = tuple((parameter, parameter._version) for parameter in _outside(maker, self.way.what))
-        return Handle(node, int(tensor.storage_offset()), outside)
+        return Handle(node, tuple((outside, outside._version) for outside in _outside(found[1], self.way.what)))
 
     def again(self, packed: Packed) -> Tensor:
         """The tensor, made again; by one kernel, where what it is made of is kept in groups of a few bits."""
@@ -106,23 +109,24 @@ class Derivation:
             chained = None if self.exact else unpacked_through(self, handle, layout)
             if chained is not None:
                 return chained
-            node, what = self.maker(handle)
-            made = value(node, what).to(layout.dtype)
-        return _laid_out(made, layout, handle.offset)
+            nodes, node, what = self.maker(handle)
+            made = redone(value(node, what), nodes)
+        return _laid_out(made, layout)
 
-    def maker(self, handle: Handle) -> tuple[Node, What]:
-        """The node that made it, and how that is made again."""
-        for parameter, version in handle.outside:
-            if parameter._version != version:
+    def maker(self, handle: Handle) -> tuple[list[Node], Node, What]:
+        """The views and casts, the node that made what is behind them, and how that is made again."""
+        for tensor, version in handle.outside:
+            if tensor._version != version:
+                kind = "a parameter" if tensor.is_floating_point() else "the running statistics of a norm, counted by"
                 raise SavedTensorModifiedError(
-                    f"a parameter of shape {tuple(parameter.shape)} was changed in place between forward and backward "
-                    f"(version {version} then, {parameter._version} now), so what was made with it cannot be made "
+                    f"{kind} of shape {tuple(tensor.shape)} was changed in place between forward and backward "
+                    f"(version {version} then, {tensor._version} now), so what was made with it cannot be made "
                     "again. Call backward before optimizer.step(), or exempt the module with Rule(path, Keep())."
                 )
-        node = behind(handle.node, self.names)
-        assert node is not None
+        found = behind(handle.node, self.names)
+        assert found is not None
         assert self.way is not None
-        return node, self.way.what
+        return *found, self.way.what
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -130,38 +134,50 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.detach().view(integers), other.detach().view(integers))
 
 
-def _laid_out(made: Tensor, layout: Layout, offset: int) -> Tensor:
-    if made.shape == layout.shape and made.stride() == layout.stride:
+def _laid_out(made: Tensor, layout: Layout) -> Tensor:
+    if made.stride() == layout.stride:
         return made
-    seen = made.as_strided(layout.shape, layout.stride, offset)
-    return seen if offset == 0 else seen.clone()  # others will look at its memory from the start
+    if same_strides(layout.shape, layout.stride, made.stride()):
+        return made.as_strided(layout.shape, layout.stride)
+    return layout.empty().copy_(made)
 
 
-def _agrees(node: Node | None, what: What) -> bool:
-    if node is None or isinstance(what, Taken):
-        return node is not None
+def _agrees(node: Node, what: What) -> bool:
+    """Whether the node came about in the same way, from what is made of the same things."""
     if node.name() != (LEAF if isinstance(what, Leaf) else what.name):
         return False
-    if isinstance(what, Leaf):
-        return True
-    edges = node.next_functions
-    return all(
-        edge is None or (edges[edge][0] is not None and _agrees(asked(node, edge), piece))
-        for edge, piece in (part for part in what.parts if part is not None)
-    )
+    return not isinstance(what, Made) or (_knows(node, what) and all(_agree(node, what)))
+
+
+def _knows(node: Node, what: Made) -> bool:
+    knows = OPS[what.name].knows
+    return knows is None or knows(node)
+
+
+def _agree(node: Node, what: Made) -> Iterator[bool]:
+    """For each tensor that the op reads."""
+    for (slot, _), part in zip(OPS[what.name].reads, what.parts, strict=True):
+        if part is None:
+            yield slot is None or getattr(node, f"_saved_{slot.rstrip('?')}") is None
+            continue
+        edge, piece = part
+        if edge is not None:
+            source, number = node.next_functions[edge]
+            yield source is not None and number == 0 and _agrees(asked(node, edge), piece)
 
 
 def _outside(node: Node, what: What) -> Iterator[Tensor]:
-    """Parameters that are read by no slot."""
+    """Parameters that are read by no slot, and what changes with running statistics."""
     if isinstance(what, Taken):
         return
     if isinstance(what, Leaf):
         yield value(node, what)
         return
-    reads = OPS[what.name].outside
-    parameter = None if reads is None else reads(node, what.module)
-    if parameter is not None:
-        yield parameter
+    op = OPS[what.name]
+    for reads in (op.outside, op.witness):
+        tensor = None if reads is None else reads(node, what.module)
+        if tensor is not None:
+            yield tensor
     for edge, piece in (part for part in what.parts if part is not None):
         if edge is not None:
             yield from _outside(asked(node, edge), piece)

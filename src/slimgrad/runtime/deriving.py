@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from torch import nn
 from torch.autograd.graph import Node
 
 from slimgrad.codecs import Demand, Derive, Keep, Lossless
@@ -12,7 +13,7 @@ from slimgrad.runtime.derivations import Derivation
 from slimgrad.runtime.lesson import Lesson
 from slimgrad.runtime.parts import Part
 from slimgrad.runtime.reruns import OPS, PRODUCTS
-from slimgrad.runtime.ways import MOST_RERUNS, MOST_WITH_PRODUCTS, Way
+from slimgrad.runtime.ways import MOST_RERUNS, MOST_WITH_PRODUCTS, Way, modules_in
 from slimgrad.spec import Need
 
 Parts = Mapping[int, Part]
@@ -121,6 +122,13 @@ def _ways_in(packed: Parts) -> Iterator[tuple[int, Way]]:
         derivation = part.demand.derivation
         if isinstance(derivation, Derivation) and derivation.way is not None:
             yield saver, derivation.way
+
+
+def asked_in(demand: Demand) -> Iterator[nn.Module]:
+    """The modules that know an epsilon or a bias."""
+    derivation = demand.derivation
+    if isinstance(derivation, Derivation) and derivation.way is not None:
+        yield from modules_in(derivation.way.what)
 
 
 def of_node(demand: Demand, node: Node | None) -> Demand:

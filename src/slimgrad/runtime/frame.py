@@ -266,7 +266,7 @@ class Frame(ABC):
     def _seal_copy(self, tensor: Tensor, order: Order, demand: Demand, source: Origin | None) -> Sealed:
         if source is None:
             return Sealed(order, self._start(tensor, order, demand))
-        key = ("copy of", source, tensor.shape, tensor.stride(), order.family)
+        key = ("copy of", source, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, order.family)
         shared = self._known(key) or self._pack_shared(key, None, tensor, order, demand)
         return Sealed(order, shared.packed, shared if order.elementwise else None)
 

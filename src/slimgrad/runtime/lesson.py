@@ -19,7 +19,7 @@ from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.graph import reveal, tensors_in
 from slimgrad.runtime.tickets import Held, sized
 from slimgrad.runtime.watch import Chain, Record, WatchFrame
-from slimgrad.runtime.ways import Way, ways
+from slimgrad.runtime.ways import Known, Way, ways
 from slimgrad.spec import NO_SITE, Need, Profile, Site, Storage
 
 UNNAMED = "(unnamed)"
@@ -36,6 +36,7 @@ class Owners:
     """id(parameter), or of its fake -> name."""
     real: Mapping[str, torch.Tensor]
     """Name -> parameter."""
+    on_fakes: bool = False
 
 
 def owners_of(model: nn.Module, inputs: Any, fake: Faked | None = None) -> Owners:
@@ -51,7 +52,7 @@ def owners_of(model: nn.Module, inputs: Any, fake: Faked | None = None) -> Owner
             if storage is not None:
                 storages[storage._cdata] = kind
     names = {id(parameter): name for name, parameter in (*real.items(), *parameters.items())}
-    return Owners(storages, names, real)
+    return Owners(storages, names, real, on_fakes=fake is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,8 @@ class Lesson:
     """How what is saved at each site can be made again."""
     trail: tuple[Chain, ...]
     """For each tensor saved in the forward, in order, the module calls that were under way."""
+    on_fakes: bool = False
+    """Whether this was before the first real forward, by which the model may be sharded."""
 
     def demand(self, number: int) -> Demand:
         """What backward demands at site `number`, complete."""
@@ -127,14 +130,23 @@ def lesson(
         sites.append(_site(record, label, answer, parameter, owners, modules, places[record.storage_id]))
     storages = [_storage(key, alive, found, sites, owners) for key, found in savers.items()]
     records = tuple(record for record, _ in alive)
-    derivations = tuple(_derivation(record, by_slot, sites, records, modules) for record in records)
+    derivations = tuple(_derivation(record, by_slot, sites, records, owners, modules) for record in records)
     contents = _numbered(record.content for record in records)
     sites = [
         replace(site, content=content, sources=_sources(found), runs=_runs(found), chained=_chained(found, record))
         for site, content, found, record in zip(sites, contents, derivations, records, strict=True)
     ]
     profile = Profile(sites=tuple(sites), storages=tuple(storages), meta=meta)
-    return Lesson(profile, records, tuple(answers), tuple(parameters), tuple(siblings), derivations, tuple(frame.trail))
+    return Lesson(
+        profile,
+        records,
+        tuple(answers),
+        tuple(parameters),
+        tuple(siblings),
+        derivations,
+        tuple(frame.trail),
+        owners.on_fakes,
+    )
 
 
 def _derivation(
@@ -142,10 +154,11 @@ def _derivation(
     by_slot: Mapping[tuple[int, str], int],
     sites: Sequence[Site],
     records: Sequence[Record],
+    owners: Owners,
     modules: Mapping[str, nn.Module],
 ) -> Derivation | None:
-    """How the record's tensor can be made again, from sites of this forward. Not from the gathered parameters of a
-    sharded model, which are gone when another module's backward runs.
+    """How the record's tensor can be made again, from sites of this forward and parameters of the model. Not from the
+    gathered ones of a sharded model, which are gone when another module's backward runs.
     """
     if record.passage is None:
         return None
@@ -154,7 +167,8 @@ def _derivation(
         number = by_slot.get((sequence, slot))
         return None if number is None or sites[number].parameter == UNNAMED else number
 
-    found = ways(record.passage.term, site_at, lambda number: modules.get(records[number].path))
+    known = Known(site_at, lambda number: modules.get(records[number].path), owners.parameters.__contains__)
+    found = ways(record.passage.term, known)
     return Derivation(record.passage.names, found) if found else None
 
 

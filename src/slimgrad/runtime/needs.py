@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import Node
 
+from slimgrad.runtime.views import leaf_behind
 from slimgrad.spec import Need
 
 
@@ -38,31 +39,6 @@ OPERAND = Answer(Need.OPERAND)
 BOOL = Answer(Need.MASK, "bool")
 
 Row = Answer | Callable[[Node], Answer]
-
-VIEWS = frozenset(
-    [
-        "TBackward0",
-        "TransposeBackward0",
-        "PermuteBackward0",
-        "ViewBackward0",
-        "ReshapeAliasBackward0",
-        "UnsqueezeBackward0",
-        "SqueezeBackward0",
-        "SqueezeBackward1",
-        "SqueezeBackward2",
-        "ExpandBackward0",
-        "AliasBackward0",
-        "ToCopyBackward0",
-    ]
-)
-"""Nodes that only view or cast: behind them may stand a parameter."""
-
-
-def leaf_behind(node: Node | None) -> Any:
-    """The leaf tensor that `node` is a view or cast of, or None."""
-    while node is not None and node.name() in VIEWS:
-        node = node.next_functions[0][0]
-    return getattr(node, "variable", None) if node is not None else None
 
 
 def constants(node: Node, *names: str) -> dict[str, Any]:

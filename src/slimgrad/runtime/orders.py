@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from slimgrad.codecs import CODECS, Codec, Derive, Keep
 from slimgrad.errors import RuleError
 from slimgrad.rules import Rule
 from slimgrad.runtime.anchors import lay_out
-from slimgrad.runtime.deriving import derived, of_node, readers_of, reads_besides
+from slimgrad.runtime.deriving import asked_in, derived, of_node, readers_of, reads_besides
 from slimgrad.runtime.frame import Calls
 from slimgrad.runtime.lesson import UNNAMED, Lesson
 from slimgrad.runtime.parts import Part, families, keepers, parts_of, promised_bytes, sharing
@@ -50,8 +50,9 @@ class Structure:
     is_stock: bool = False
     """Whether modules ran their own forward where ops of ours will; see NOTE in swaps.py."""
     fixtures: tuple[Fixture, ...] = ()
-    """What the orders take for granted: the parameters that are cast again, the modules at the borders and those that
-    an op computes."""
+    """What the orders take for granted: the parameters that are cast again, the modules at the borders, those that an
+    op computes, those that know what running an op again needs, and the modules around all these. What was learnt on
+    fakes takes parameters of the latter for granted too, for which sharding puts others."""
 
     def still_holds(self) -> bool:
         """Whether no such parameter or module was replaced by another one since."""
@@ -171,7 +172,7 @@ def structure(
             lesson, saver, part, family, shares[saver], readers.get(saver, ()), besides.get(saver, 0)
         )
     calls, borders = lay_out(lesson.trail, orders)
-    fixtures = tuple(_fixtures(orders.values(), {*borders, *swapped}, modules))
+    fixtures = tuple(_fixtures(orders.values(), {*borders, *swapped}, modules, on_fakes=lesson.on_fakes))
     by_site = {order.site.key: order for order in orders.values()}
     return Structure(calls, borders, lesson.profile, by_site, reasons, is_stock, fixtures)
 
@@ -240,16 +241,26 @@ def _unchanged(lesson: Lesson, found: Structure) -> Iterator[tuple[int, Record, 
             yield number, record, held, order, held.ticket.tensor
 
 
-def _fixtures(orders: Iterable[Order], borders: Iterable[str], modules: Mapping[str, nn.Module]) -> Iterator[Fixture]:
+def _fixtures(
+    orders: Collection[Order], borders: Collection[str], modules: Mapping[str, nn.Module], *, on_fakes: bool
+) -> Iterator[Fixture]:
     ordered = {id(order.demand.parameter) for order in orders if order.site.parameter not in (None, UNNAMED)}
+    asked = {id(module) for order in orders for module in asked_in(order.demand)}
     for module in modules.values():
         for name, parameter in module._parameters.items():
-            if id(parameter) in ordered:
+            if id(parameter) in ordered or (on_fakes and id(module) in asked):
                 yield module._parameters, name, parameter
-    for path in borders:
+    relied_on = [path for path, module in modules.items() if path in borders or id(module) in asked]
+    for path in {around for inner in relied_on for around in _and_around(inner)}:
         parent, _, name = path.rpartition(".")
-        if path in modules and name:
-            yield modules[parent]._modules, name, modules[path]
+        yield modules[parent]._modules, name, modules[path]
+
+
+def _and_around(path: str) -> Iterator[str]:
+    """The path and those of the modules around it, but for the model's own."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _why_kept(

@@ -136,7 +136,7 @@ def sharing(parts: Mapping[int, Part], lesson: Lesson, besides: Collection[int])
     for saver, part in parts.items():
         what = (part.codec, part.demand.key)
         memory[saver] = (sites[saver].storage, part.region, what)
-        copies[saver] = (records[saver].origin, records[saver].view[1:], what)
+        copies[saver] = (records[saver].content, what)
     in_memory, as_copies = Counter(memory.values()), Counter(copies.values())
     found = {}
     for saver, part in parts.items():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from slimgrad.codecs import Recompute
-from slimgrad.errors import RuleError
+from slimgrad.errors import RuleError, SavedTensorModifiedError
 from slimgrad.rules import Rule, path_matches
 from slimgrad.runtime.swaps import FORWARD, Inert
 
@@ -41,7 +41,8 @@ class Recomputed(Inert):
     def _runs(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         modes = tuple([module.training for module in self.module.modules()])
         if modes in self._changing:
-            return nullcontext(), Before(self._changing[modes])
+            before = Before(self._changing[modes])
+            return self._later(before, modes), before
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return nullcontext(), nullcontext()  # a lesson, which has no backward
         before = Before(_buffers(self.module))
@@ -50,7 +51,20 @@ class Recomputed(Inert):
     @contextmanager
     def _first(self, before: Before, modes: tuple[bool, ...]) -> Iterator[None]:
         yield
-        self._changing[modes] = before.forget_unchanged()  # which waits for the device, once
+        self._changing[modes] = before.forget_unchanged(_moving(self.module))  # which waits for the device, once
+
+    @contextmanager
+    def _later(self, before: Before, modes: tuple[bool, ...]) -> Iterator[None]:
+        """Notice those that it changes now and did not then, as a moving average that begins later."""
+        known = {(id(buffers), name) for buffers, name in self._changing[modes]}
+        others = [shelf for shelf in _buffers(self.module) if (id(shelf[0]), shelf[1]) not in known]
+        there = [(shelf, one, one._version) for shelf in others if (one := shelf[0].get(shelf[1])) is not None]
+        yield
+        for shelf, buffer, version in there:
+            now = shelf[0].get(shelf[1])
+            if now is not buffer or now._version != version:
+                self._changing[modes] = [*self._changing[modes], shelf]
+                before.add(Shelved(shelf, buffer, buffer if buffer._version == version else None))
 
 
 Shelf = tuple[dict[str, Tensor | None], str]
@@ -59,17 +73,27 @@ Shelf = tuple[dict[str, Tensor | None], str]
 
 @dataclass(frozen=True)
 class Shelved:
-    """A buffer, and what it was."""
+    """A buffer, and what it was; None if nobody knows any more."""
 
     shelf: Shelf
     buffer: Tensor
-    value: Tensor
+    value: Tensor | None
 
     @property
     def is_changed(self) -> bool:
         """Versions do not tell: batch norms leave that of their statistics as it is."""
         buffers, name = self.shelf
-        return buffers.get(name) is not self.buffer or not torch.equal(self.buffer, self.value)
+        return buffers.get(name) is not self.buffer or self.value is None or not torch.equal(self.buffer, self.value)
+
+    def again(self) -> Tensor:
+        """What it was, for one run."""
+        if self.value is None:
+            raise SavedTensorModifiedError(
+                f"the buffer {self.shelf[1]!r} was changed in place by a forward, for the first time with these modes, "
+                "so its module cannot run again as it did. From the next forward on it can: leave this step out, or "
+                "exempt the module from Recompute()"
+            )
+        return self.value.clone()  # where a graph is kept, it may run a third time
 
 
 class Before:
@@ -82,22 +106,32 @@ class Before:
         self._all = [Shelved(shelf, one, one.detach().clone()) for shelf, one in there if one is not None]
         self._now: list[Tensor | None] = []
 
-    def forget_unchanged(self) -> list[Shelf]:
-        """The first run is over: those that it changed."""
-        self._all = [one for one in self._all if one.is_changed]
+    def add(self, one: Shelved) -> None:
+        self._all.append(one)
+
+    def forget_unchanged(self, moving: Collection[int]) -> list[Shelf]:
+        """The first run is over: those that it changed, or may change, because they are in such dictionaries."""
+        self._all = [one for one in self._all if id(one.shelf[0]) in moving or one.is_changed]
         return [one.shelf for one in self._all]
 
     def __enter__(self) -> None:
+        again = [one.again() for one in self._all]
         self._now = [buffers.get(name) for buffers, name in (one.shelf for one in self._all)]
-        for one in self._all:
+        for one, value in zip(self._all, again, strict=True):
             buffers, name = one.shelf
-            buffers[name] = one.value.clone()  # where a graph is kept, it may run a third time
+            buffers[name] = value
 
     def __exit__(self, *_: object) -> None:
         for one, buffer in zip(self._all, self._now, strict=True):
             buffers, name = one.shelf
             buffers[name] = buffer
         self._now = []
+
+
+def _moving(module: nn.Module) -> set[int]:
+    """The dictionaries of norms whose statistics move with a batch; or stay, as with a momentum of zero."""
+    norms = (part for part in module.modules() if isinstance(part, nn.modules.batchnorm._NormBase))
+    return {id(norm._buffers) for norm in norms if norm.training and norm.track_running_stats}
 
 
 def _buffers(module: nn.Module) -> list[Shelf]:

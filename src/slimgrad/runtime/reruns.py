@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from slimgrad.runtime.needs import leaf_behind
+from slimgrad.ops.fewbit import FewBit
+from slimgrad.runtime.views import RESHAPING, VIEWS, redone, seen_through, signed
 
 Tensors = tuple[Any, ...]
 Again = Callable[[Node, nn.Module | None, Tensors], Tensor]
@@ -32,7 +33,9 @@ class Op:
     owners: tuple[type[nn.Module], ...] = ()
     """Modules alone in which it is known which parameter that is; anywhere if empty."""
     knows: Callable[[Node], bool] | None = None
-    """Whether the node tells which parameter that is."""
+    """Whether the node is what its name says, and tells which parameter that is."""
+    witness: Callable[[Node, nn.Module | None], Tensor | None] | None = None
+    """A tensor that changes with what is read, where kernels change that and leave its version as it is."""
     is_product: bool = False
     """Whether it multiplies matrices, which costs more than a pass or two over memory."""
 
@@ -70,7 +73,8 @@ def _batch_norm(function: Callable[..., Any], eps: str) -> Again:
     def again(node: Any, module: Any, tensors: Tensors) -> Tensor:
         x, weight, mean, var = tensors
         training = node._saved_training
-        running = (None, None) if training else (mean, var)  # running statistics must not move twice
+        moved = training and mean is not None  # they must not move twice; where there are none, dtypes may be others
+        running = (mean.clone(), var.clone()) if moved else (mean, var)
         bias = norm_bias(node, module)
         made = function(x, weight, bias, *running, training, 0.0, getattr(node, f"_saved_{eps}"))
         return made[0]  # type: ignore[no-any-return]
@@ -93,32 +97,41 @@ def _is_norm_bias_known(node: Node) -> bool:
     return edge is None or hasattr(edge, "variable")
 
 
-def _leaf_of(edge: Node | None) -> Tensor | None:
+def _batches_seen(node: Any, module: nn.Module | None) -> Tensor | None:
+    """What batch norms count whenever they move the running statistics, which are read where they do not train."""
+    return None if node._saved_training else getattr(module, "num_batches_tracked", None)
+
+
+def _leaf_of(node: Node, edge: int) -> Tensor | None:
     """The parameter that enters a node there, through casts and views."""
-    return None if edge is None else leaf_behind(edge)
+    return getattr(seen_through(node.next_functions[edge][0], VIEWS | RESHAPING)[1], "variable", None)
 
 
-def _added(node: Node, module: nn.Module | None) -> Tensor | None:
+def _entering(node: Node, edge: int) -> Tensor:
+    """The same in the shape and dtype in which it came."""
+    nodes, end = seen_through(node.next_functions[edge][0], VIEWS | RESHAPING)
+    return redone(end.variable, nodes)  # type: ignore[union-attr] # `knows` looked
+
+
+def added(node: Node, module: nn.Module | None) -> Tensor:
     """What `addmm` and `addcmul` add."""
-    return _leaf_of(node.next_functions[0][0])
+    return _entering(node, 0)
+
+
+def _leaf_added(node: Node, module: nn.Module | None) -> Tensor | None:
+    return _leaf_of(node, 0)
 
 
 def _is_added_known(node: Node) -> bool:
-    return _added(node, None) is not None
+    return _leaf_of(node, 0) is not None
 
 
 def _addmm(node: Any, module: Any, tensors: Tensors) -> Tensor:
-    x, weight = tensors
-    bias = _added(node, module)
-    assert bias is not None  # `knows` looked
-    return torch.addmm(bias.to(x.dtype), x, weight, beta=node._saved_beta, alpha=node._saved_alpha)
+    return torch.addmm(added(node, module), *tensors, beta=node._saved_beta, alpha=node._saved_alpha)
 
 
 def _addcmul(node: Any, module: Any, tensors: Tensors) -> Tensor:
-    one, other = tensors
-    offset = _added(node, module)
-    assert offset is not None
-    return torch.addcmul(offset, one, other, value=node._saved_value)
+    return torch.addcmul(added(node, module), *tensors, value=node._saved_value)
 
 
 CONVOLUTION = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -126,18 +139,23 @@ CONVOLUTION = ("stride", "padding", "dilation", "transposed", "output_padding", 
 
 def _convolution(node: Any, module: Any, tensors: Tensors) -> Tensor:
     x, weight = tensors
-    bias = _convolution_bias(node, module)
+    bias = None if node.next_functions[2][0] is None else _entering(node, 2)
     how = [getattr(node, f"_saved_{name}") for name in CONVOLUTION]
-    return torch.convolution(x, weight, None if bias is None else bias.to(x.dtype), *how)
+    return torch.convolution(x, weight, bias, *how)
 
 
 def _convolution_bias(node: Any, module: nn.Module | None) -> Tensor | None:
-    return _leaf_of(node.next_functions[2][0])
+    return _leaf_of(node, 2)
 
 
 def _is_convolution_bias_known(node: Any) -> bool:
     has_none = not any(node._saved_bias_sym_sizes_opt or ())  # (0,) where there is none
     return has_none or _convolution_bias(node, None) is not None
+
+
+def _is_fused(node: Any) -> bool:
+    """Others may call a function of theirs so too."""
+    return getattr(node, "_forward_cls", None) is FewBit
 
 
 def dropout_scale(p: float) -> float:
@@ -163,7 +181,7 @@ OPS: dict[str, Op] = {
     "SoftplusBackward0": _pointwise(F.softplus, "beta", "threshold"),
     "SigmoidBackward0": _pointwise(torch.sigmoid, slot=None, result="result"),
     "TanhBackward0": _pointwise(torch.tanh, slot=None, result="result"),
-    "GluBackward0": _pointwise(F.glu, "dim"),
+    "GluBackward0": Op((("self", 0),), lambda node, m, x: F.glu(x[0], signed(node._saved_dim))),  # type: ignore[attr-defined]
     "AddBackward0": Op(((None, 0), (None, 1)), lambda node, m, x: torch.add(x[0], x[1], alpha=node._saved_alpha)),  # type: ignore[attr-defined]
     "SubBackward0": Op(((None, 0), (None, 1)), lambda node, m, x: torch.sub(x[0], x[1], alpha=node._saved_alpha)),  # type: ignore[attr-defined]
     "MulBackward0": _of_two(torch.mul, "self", "other"),
@@ -183,6 +201,7 @@ OPS: dict[str, Op] = {
         outside=norm_bias,
         owners=NORMS,
         knows=_is_norm_bias_known,
+        witness=_batches_seen,
     ),
     "CudnnBatchNormBackward0": Op(
         BATCH_NORM,
@@ -190,10 +209,13 @@ OPS: dict[str, Op] = {
         outside=norm_bias,
         owners=NORMS,
         knows=_is_norm_bias_known,
+        witness=_batches_seen,
     ),
-    "FewBitBackward": Op(((None, 0),), lambda node, m, x: node.fusion.forward(x[0], None)[0]),  # type: ignore[attr-defined]
-    "AddcmulBackward0": Op((("tensor1", 1), ("tensor2", 2)), _addcmul, outside=_added, knows=_is_added_known),
-    "AddmmBackward0": Op((("mat1", 1), ("mat2", 2)), _addmm, outside=_added, knows=_is_added_known, is_product=True),
+    "FewBitBackward": Op(((None, 0),), lambda node, m, x: node.fusion.forward(x[0], None)[0], knows=_is_fused),  # type: ignore[attr-defined]
+    "AddcmulBackward0": Op((("tensor1", 1), ("tensor2", 2)), _addcmul, outside=_leaf_added, knows=_is_added_known),
+    "AddmmBackward0": Op(
+        (("mat1", 1), ("mat2", 2)), _addmm, outside=_leaf_added, knows=_is_added_known, is_product=True
+    ),
     "MmBackward0": Op((("self", 0), ("mat2", 1)), lambda node, m, x: torch.mm(*x), is_product=True),
     "BmmBackward0": Op((("self", 0), ("mat2", 1)), lambda node, m, x: torch.bmm(*x), is_product=True),
     "ConvolutionBackward0": Op(

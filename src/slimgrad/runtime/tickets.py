@@ -18,6 +18,7 @@ from slimgrad.codecs import Codec, Demand, Derive, Packed, Quant
 from slimgrad.errors import DoubleBackwardError, SavedTensorModifiedError, SiteChangedError
 from slimgrad.ops.reading import reader
 from slimgrad.runtime import needs
+from slimgrad.runtime.views import CAST, LEAF, RESHAPING
 from slimgrad.spec import Need, Site
 
 View = tuple[torch.Size, tuple[int, ...], int | torch.SymInt]
@@ -26,10 +27,6 @@ View = tuple[torch.Size, tuple[int, ...], int | torch.SymInt]
 Origin = tuple[int, int]
 """A node's sequence number, and which of its outputs."""
 
-CAST = "ToCopyBackward0"
-LEAF = "AccumulateGrad"
-"""A leaf's node, which has no number of its own."""
-RESHAPING = frozenset(["ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"])
 
 _current_node = torch._C._current_autograd_node
 sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]

@@ -18,7 +18,6 @@ from torch.utils import checkpoint
 
 from slimgrad.codecs import Demand
 from slimgrad.kernels import is_dense_layout
-from slimgrad.runtime import needs
 from slimgrad.runtime.frame import ASIDE, Calls, Frame, Scope, innermost_hook, storage_of, view_of
 from slimgrad.runtime.tickets import (
     Held,
@@ -33,6 +32,7 @@ from slimgrad.runtime.tickets import (
     producer_name,
     sequence_number,
 )
+from slimgrad.runtime.views import leaf_copied
 from slimgrad.runtime.ways import Passage, passage
 
 Chain = tuple[tuple[str, int], ...]
@@ -91,7 +91,7 @@ class Record:
     def content(self) -> Any:
         """The same for two tensors that hold the very same elements: in one memory, or copied from one tensor."""
         if self.origin is not None:
-            return self.origin, *self.view[1:]
+            return self.origin, *self.view[1:], self.dtype, self.device
         return self.storage_id, self.version, self.region
 
     @property
@@ -211,7 +211,7 @@ class WatchFrame(Frame):
 def _leaf(tensor: Tensor) -> Any:
     """The leaf behind views and casts; a frozen parameter has no graph, but its views know their base."""
     if tensor.requires_grad:
-        return tensor if tensor.is_leaf else needs.leaf_behind(tensor.grad_fn)
+        return leaf_copied(tensor)
     base = tensor if tensor._base is None else tensor._base
     return base if isinstance(base, nn.Parameter) else None
 

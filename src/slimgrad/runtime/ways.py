@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -10,11 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from slimgrad.runtime.needs import VIEWS
 from slimgrad.runtime.reruns import NEED_EPS, OPS
-from slimgrad.runtime.tickets import CAST, LEAF, RESHAPING
-
-EXPANDED = "ExpandBackward0"
+from slimgrad.runtime.views import CAST, LEAF, RESHAPING, VIEWS, redone, seen_through
 
 MOST_RERUNS = 5
 """Ops that one derivation may run. A ResNet block's output takes four: two norms, their sum, the ReLU."""
@@ -25,9 +22,6 @@ MOST_WITH_PRODUCTS = 12
 LOOKED_THROUGH = VIEWS | RESHAPING
 RESHAPED = RESHAPING | {CAST}
 
-BEFORE_CAST = LOOKED_THROUGH - {EXPANDED}
-"""What may come before a cast, which leaves elements in the order of memory as long as there are no gaps."""
-
 MOST_WAYS = 4
 """Ways to make one tensor that are remembered, the cheapest first."""
 
@@ -37,6 +31,8 @@ MOST_WAYS = 4
 @dataclass(frozen=True)
 class Leaf:
     """A parameter, or an input."""
+
+    identity: int
 
 
 @dataclass(frozen=True)
@@ -74,14 +70,11 @@ Saves = Callable[[Node, str], bool]
 
 def passage(tensor: Tensor, saves: Saves) -> Passage | None:
     """How the tensor could be made again, from its own graph; None if its maker is none that can run again."""
-    names, node = [], tensor.grad_fn
-    is_cast = False
-    while node is not None and node.name() in (BEFORE_CAST if is_cast else LOOKED_THROUGH):
-        is_cast = is_cast or node.name() == CAST
-        names.append(node.name())
-        node = node.next_functions[0][0]
+    if tensor.output_nr != 0:
+        return None
+    nodes, node = seen_through(tensor.grad_fn, LOOKED_THROUGH)
     term = None if node is None else _term(node, saves, MOST_RERUNS)
-    return None if term is None else Passage(tuple(names), term)
+    return None if term is None else Passage(tuple(node.name() for node in nodes), term)
 
 
 def _term(node: Node, saves: Saves, most: int) -> Term | None:
@@ -100,8 +93,9 @@ def _read(node: Node, slot: str | None, edge: int | None, saves: Saves, most: in
     there, number = (None, 0) if edge is None else node.next_functions[edge]
     if there is None or number != 0:
         return Read(name if filled else None, edge, None)
-    maker = through(there)
-    return Read(name if filled else None, edge, Leaf() if maker.name() == LEAF else _term(maker, saves, most - 1))
+    maker: Any = through(there)
+    behind_it = Leaf(id(maker.variable)) if maker.name() == LEAF else _term(maker, saves, most - 1)
+    return Read(name if filled else None, edge, behind_it)
 
 
 # --- ways to make it ------------------------------------------------------------------------------------------------
@@ -109,8 +103,9 @@ def _read(node: Node, slot: str | None, edge: int | None, saves: Saves, most: in
 
 @dataclass(frozen=True)
 class Taken:
-    """Read from a slot of the node."""
+    """Read from a slot of the node, which has this name."""
 
+    name: str
     slot: str
 
 
@@ -146,28 +141,47 @@ class Way:
         return sum(OPS[name].is_product for name, _ in self.runs)
 
 
+def modules_in(what: What) -> Iterator[nn.Module]:
+    """The modules that are asked for more than nodes tell, or whose parameters are read."""
+    if isinstance(what, Made):
+        if what.module is not None and (what.name in NEED_EPS or OPS[what.name].outside is not None):
+            yield what.module
+        for _, piece in (part for part in what.parts if part is not None):
+            yield from modules_in(piece)
+
+
 SiteAt = Callable[[int, str], int | None]
 """(sequence number of a node, slot) -> number of the site."""
 ModuleAt = Callable[[int], nn.Module | None]
 """Number of a site -> the module that saved it."""
 
 
-def ways(term: Term, site_at: SiteAt, module_at: ModuleAt) -> tuple[Way, ...]:
+@dataclass(frozen=True)
+class Known:
+    """What is known beside the graph."""
+
+    site_at: SiteAt
+    module_at: ModuleAt
+    stays: Callable[[int], bool]
+    """Whether the leaf of this identity is there in backward."""
+
+
+def ways(term: Term, known: Known) -> tuple[Way, ...]:
     """The ways to make again what the node of `term` made, the cheapest first; with one product at the most, because
     what a second one reads is a site too.
     """
-    found = sorted(_made(term, site_at, module_at), key=lambda way: (way.products, way.reruns))
+    found = sorted(_made(term, known), key=lambda way: (way.products, way.reruns))
     return tuple(way for way in found if way.reruns <= MOST_RERUNS and way.products <= 1)[:MOST_WAYS]
 
 
-def _made(term: Term, site_at: SiteAt, module_at: ModuleAt) -> Iterator[Way]:
-    owners, own = OPS[term.name].owners, _own_site(term, site_at)
-    module = None if own is None else module_at(own)
+def _made(term: Term, known: Known) -> Iterator[Way]:
+    owners, own = OPS[term.name].owners, _own_site(term, known.site_at)
+    module = None if own is None else known.module_at(own)
     if owners and not isinstance(module, owners):
         return
     if term.name in NEED_EPS and not isinstance(getattr(module, "eps", None), float):
         return
-    for parts in product(*(list(_options(term, read, site_at, module_at)) for read in term.reads)):
+    for parts in product(*(list(_options(term, read, known)) for read in term.reads)):
         filled = [(edge, way) for edge, way in parts if way is not None]
         pieces = tuple(None if way is None else (edge, way.what) for edge, way in parts)
         sites = frozenset(site for _, way in filled for site in way.sites)
@@ -181,44 +195,48 @@ def _own_site(term: Term, site_at: SiteAt) -> int | None:
     return next((site for site in sites if site is not None), None)
 
 
-def _options(term: Term, read: Read, site_at: SiteAt, module_at: ModuleAt) -> Iterator[tuple[int | None, Way | None]]:
+def _options(term: Term, read: Read, known: Known) -> Iterator[tuple[int | None, Way | None]]:
     """Where to have what an op reads: (edge to the node to ask, how); no edge is the op's own node."""
     if read.is_empty:
         yield None, None
         return
-    site = None if read.slot is None else site_at(term.sequence, read.slot)
+    site = None if read.slot is None else known.site_at(term.sequence, read.slot)
     if site is not None and read.slot is not None:
-        yield None, Way(Taken(read.slot), frozenset([site]))
+        yield None, Way(Taken(term.name, read.slot), frozenset([site]))
     maker = read.maker
     if maker is None:
         return
     if isinstance(maker, Leaf):
-        yield read.edge, Way(maker, frozenset())
+        if site is None and known.stays(maker.identity):
+            yield read.edge, Way(maker, frozenset())
         return
-    kept = None if maker.result is None else site_at(maker.sequence, maker.result)
+    kept = None if maker.result is None else known.site_at(maker.sequence, maker.result)
     if kept is not None and maker.result is not None:
-        yield read.edge, Way(Taken(maker.result), frozenset([kept]))
-    for way in _made(maker, site_at, module_at):
+        yield read.edge, Way(Taken(maker.name, maker.result), frozenset([kept]))
+    for way in _made(maker, known):
         yield read.edge, way
 
 
 # --- followed in a graph ----------------------------------------------------------------------------------------------
 
 
-def behind(node: Node | None, names: tuple[str, ...]) -> Node | None:
-    """The node behind these views and casts."""
+def behind(node: Node | None, names: Sequence[str]) -> tuple[list[Node], Node] | None:
+    """The nodes of these views and casts, and the one behind them."""
+    nodes: list[Node] = []
     for name in names:
         if node is None or node.name() != name:
             return None
-        node = node.next_functions[0][0]
-    return node
+        nodes.append(node)
+        node, number = node.next_functions[0]
+        if number != 0:
+            return None
+    return None if node is None else (nodes, node)
 
 
 def through(node: Node) -> Node:
     """What is behind reshaping views and casts, which `part_value` does once more."""
-    while node.name() in RESHAPED and node.next_functions[0][0] is not None and node.next_functions[0][1] == 0:
-        node = node.next_functions[0][0]
-    return node
+    found = seen_through(node, RESHAPED)[1]
+    return node if found is None else found
 
 
 def asked(node: Node, edge: int | None) -> Node:
@@ -233,16 +251,13 @@ def value(node: Node, what: What) -> Tensor:
     if isinstance(what, Leaf):
         return node.variable  # type: ignore[attr-defined, no-any-return]
     tensors = tuple(None if part is None else part_value(node, part) for part in what.parts)
-    return OPS[what.name].again(node, what.module, tensors)
+    made = OPS[what.name].again(node, what.module, tensors)
+    came: Any = node._input_metadata[0]
+    return made.to(came.dtype)  # an op in place leaves a tensor in its own dtype
 
 
 def part_value(node: Node, part: Part) -> Tensor:
     """What a node reads, in the shape and dtype in which it came."""
     edge, what = part
-    maker = asked(node, edge)
-    made = value(maker, what)
-    there = None if edge is None else node.next_functions[edge][0]
-    if there is None or there is maker:
-        return made
-    came: Any = there._input_metadata[0]
-    return made.to(came.dtype).reshape(came.shape)
+    made = value(asked(node, edge), what)
+    return made if edge is None else redone(made, seen_through(node.next_functions[edge][0], RESHAPED)[0])
