@@ -83,6 +83,12 @@ class Costs:
         timed = [self.calibration.operators.get(text) for text in timeline.operators]
         return [0 if (cost := timed[kind]) is None else cost.scratch for kind in timeline.kinds]
 
+    def not_yet(self, event: int) -> int:
+        """What an event makes and takes for itself, which is not there when what it needs is saved, or read."""
+        timeline = self.profile.timeline
+        made = timeline.made if timeline is not None else ()
+        return (made[event] if made else 0) + self.workspaces[event]
+
     @cached_property
     def step_seconds(self) -> float:
         """An untouched step."""

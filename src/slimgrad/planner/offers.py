@@ -121,6 +121,8 @@ class Offer:
     """Where that is made of what is KEPT, in GROUPS, DERIVED itself, or MULTIPLIED."""
     multiplies: bool = False
     """Whether a product runs again for that, or for what it is made of."""
+    entering: bool = False
+    """Whether modules that save it may run again, where others save it too, or made it."""
 
     @property
     def held(self) -> int:
@@ -284,13 +286,15 @@ def spans_of(profile: Profile, item: Item, offer: Offer) -> list[Span]:
     return [span for span in (*found, *dense_again(profile, item)) if span.start < span.stop]
 
 
-def dense_again(profile: Profile, item: Item) -> Iterator[Span]:
-    """The dense copies that the timeline has while backward reads, where there is no need of them."""
+def dense_again(profile: Profile, item: Item, sites: Collection[int] | None = None) -> Iterator[Span]:
+    """The dense copies that the timeline has while backward reads, where there is no need of them: of all savers, or of
+    those of `sites`.
+    """
     timeline = profile.timeline
     assert timeline is not None
     for number in item.storages:
         storage = profile.storages[number]
         for site in storage.savers:
             read = timeline.read[site]
-            if read is not None:
+            if read is not None and (sites is None or site in sites):
                 yield Span(read, timeline.end(site), -min(profile.sites[site].bytes, storage.bytes))
