@@ -30,6 +30,7 @@ CAST = "ToCopyBackward0"
 LEAF = "AccumulateGrad"
 """A leaf's node, which has no number of its own."""
 RESHAPING = frozenset(["ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"])
+"""What `reshape` makes is a view on fake tensors, and an alias on real ones."""
 
 _current_node = torch._C._current_autograd_node
 sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -129,7 +130,10 @@ class Order:
         node = tensor.grad_fn
         if node is None:
             return self.producer is None
-        return node.name() == self.producer and (node._sequence_nr() == sequence_number() - 1) is self.is_output
+        name = node.name()
+        if name != self.producer and not (name in RESHAPING and self.producer in RESHAPING):
+            return False
+        return (node._sequence_nr() == sequence_number() - 1) is self.is_output
 
     def demand_for(self, shapes: list[torch.Size]) -> Demand:
         """The demand, with the input size a pooling index is relative to."""
