@@ -181,13 +181,13 @@ class Costs:
         return sum(self.site_error(pack.codec, n, sites[n].need) for pack in offer.packs for n in pack.savers)
 
     def site_error(self, codec: Codec, number: int, need: Need) -> float:
-        noise = NOISE.get(noise_key(codec), 0.0)
-        if not self.products or need not in (Need.OPERAND, Need.VALUES, Need.DERIVATIVE):
+        noise, products = NOISE.get(noise_key(codec), 0.0), max(1, len(self.products))
+        if need not in (Need.OPERAND, Need.VALUES, Need.DERIVATIVE):
             return 0.0
         if need is Need.OPERAND:
-            return noise / len(self.products)
+            return noise / products
         before = sum(1 for product in self.products if product < number)
-        return FLOWS_ON * noise * before / len(self.products)
+        return FLOWS_ON * noise * max(1, before) / products  # before all of them there may be an embedding, or a norm
 
 
 def noise_key(codec: Codec) -> str:

@@ -64,6 +64,12 @@ def allowed(allow: str | Collection[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def exact_of(names: Collection[str]) -> tuple[str, ...]:
+    """Those of them that lose nothing."""
+    lossy = {name for name, choices in CHOICES.items() if any(codec.lossy for codecs in choices for codec in codecs)}
+    return tuple(name for name in names if name not in lossy)
+
+
 @dataclass(frozen=True)
 class Item:
     """Storages that are decided together: one, or copies of one tensor in several."""

@@ -55,7 +55,7 @@ def plan(
     """
     check_kind("profile", profile, Profile)
     bound, tolerance = bound_of(budget, profile.kept_bytes), Tolerance.of(max_slowdown, max_error)
-    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
+    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration, tolerance)
     speeds = calibration or calibrated_for(profile, progress)
     choices = Choices.of(profile, given.names, speeds, given.reserve, given.min_bytes, sensitivity, outside=outside)
     return Draft(choices).plan(bound, tolerance)
