@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+import torch
+
 from slimgrad.codecs import Blocks, Bounded, Codec, FewBit, Offload, Quant, TopK
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.fusing import FUSED, Fusible
@@ -163,9 +165,13 @@ class Costs:
         return rate.call + size * rate.unpack
 
     def scratch(self, pack: Pack) -> tuple[int, int]:
-        """Temporaries of packing and of unpacking."""
+        """Temporaries of packing and of unpacking. They are of float32, in which rates were measured, where a tensor is
+        of less.
+        """
         rate = self.calibration.rate(pack.codec, pack.need)
-        return int(rate.pack_scratch * pack.dense), int(rate.unpack_scratch * pack.dense)
+        dtype = getattr(torch, self.profile.sites[pack.savers[0]].dtype)
+        size = pack.dense * max(1, torch.float32.itemsize // dtype.itemsize)
+        return int(rate.pack_scratch * size), int(rate.unpack_scratch * size)
 
     def error(self, item: Item, offer: Offer) -> float:
         """The squared relative error of all gradients together that comes of it.
