@@ -99,6 +99,8 @@ def fit(
     bound_of(budget, 1)  # what is wrong with it is said before anything runs
     fitting = Fitting(model, batch, loss_fn, optimizer)
     profiled = profile(model, batch, loss_fn, fake=True)
+    if profiled.meta.get("unknown"):
+        profiled = profile(model, batch, loss_fn)
     speeds = calibration or calibrated_for(profiled, progress)
     reserved = given.reserve + fitting.state_to_come
     draft = Draft(Choices.of(profiled, given.names, speeds, reserved, given.min_bytes, sensitivity))

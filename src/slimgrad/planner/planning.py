@@ -84,6 +84,7 @@ class Draft:
         per cent slower than the best, where that would take long to find.
         """
         self._check_timeline(bound)
+        self._check_sizes()
         problem = self.choices.problem(bound, tolerance)
         solution = self._without_a_higher_peak(problem, thorough) or solve(problem, thorough=thorough)
         if solution is None:
@@ -103,6 +104,13 @@ class Draft:
                 "a budget in bytes needs the profile's timeline, and there is none: "
                 f"{self.profile.meta.get('no_timeline', 'it was made with timeline=False')}. A ratio, such as '4x', "
                 "works all the same"
+            )
+
+    def _check_sizes(self) -> None:
+        if self.profile.meta.get("unknown"):
+            raise BudgetError(
+                f"what is kept is not known of {self.profile.meta['unknown']}, a workspace whose size only a real step "
+                "tells; plan from a profile with fake=False"
             )
 
     def _without_a_higher_peak(self, problem: Problem, thorough: bool) -> Solution | None:
