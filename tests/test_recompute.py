@@ -331,6 +331,22 @@ def test_a_cache_that_somebody_will_read_is_filled() -> None:
     run.remove()
 
 
+def test_a_cache_that_earlier_modules_fill_in_training_does_not_keep_one_from_running_again() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=50, n_positions=64)).train()
+    ids = torch.randint(0, 50, (8, 64))
+    kept = []
+    for use_cache in (False, True):
+        run = sg.apply(model, "transformer.h.2: recompute()")
+        model(input_ids=ids, labels=ids, use_cache=use_cache).loss.backward()
+        kept.append(run.report().kept_after)
+        assert not [site for site in run.report().sites if site.path.startswith("transformer.h.2.")]
+        run.remove()
+    assert kept[1] == pytest.approx(kept[0], rel=0.02)
+
+
 @pytest.mark.parametrize("taught", [False, True])
 def test_the_report_counts_what_modules_that_run_again_would_have_kept(model: Stack, x: Tensor, taught: bool) -> None:
     untouched = sg.profile(model, x).kept_bytes

@@ -64,6 +64,22 @@ def test_a_device_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert len(calls) == 1
 
 
+def test_what_is_measured_leaves_random_state_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIMGRAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibration, "SIZES", {"cpu": (2**10, 2**14), "cuda": (2**10, 2**14)})
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    profile, before = sg.profile(model, torch.randn(4, 8), torch.sum, fake=True), torch.get_rng_state()
+    assert sg.calibrate("cpu", profile=profile).operators
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_pool_indices_that_are_timed_are_those_of_windows() -> None:
+    case = next(case for case in cases_for(torch.device("cpu")) if case.demand.need is Need.INDEX)
+    indices = case.make(2**10, torch.device("cpu"))
+    packed = case.codec.pack(indices, case.demand)
+    assert packed.nbytes == indices.numel() and torch.equal(case.codec.unpack(packed), indices)
+
+
 def test_a_device_that_runs_behind_the_host_is_waited_for_after_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a step. By a made-up clock: a call takes 5 us, and to wait for the device takes 10."""
     now, done = [0.0], []

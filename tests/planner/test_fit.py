@@ -178,3 +178,26 @@ def test_the_largest_number_is_found() -> None:
     for largest in (0, 1, 2, 3, 7, 8, 100):
         assert _largest(lambda n, largest=largest: n <= largest, 1000) == largest
     assert _largest(lambda n: True, 100) == 100
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.norm = nn.LSTM(32, 64, batch_first=True), nn.LayerNorm(64)
+        self.head = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.lstm(x)[0])).mean(1)
+
+
+def test_what_only_a_real_step_tells_the_size_of_is_looked_at_and_never_planned_with_unseen() -> None:
+    model, batch = Recurrent(), (torch.randn(16, 32, 32), torch.randint(0, 8, (16,)))
+    loss = nn.functional.cross_entropy
+    fake, real = (sg.profile(model, batch, loss, fake=fake) for fake in (True, False))
+    assert fake.kept_bytes < real.kept_bytes and "MkldnnRnnLayer" in fake.meta["unknown"] and "unknown" not in real.meta
+    assert "only a real step tells" in str(fake)
+    with pytest.raises(sg.BudgetError, match="fake=False"):
+        sg.plan(fake, "1.1x", calibration=SPEEDS)
+    fitted = sg.fit(model, batch, "1.1x", loss, calibration=SPEEDS)
+    assert fitted.plan.kept_before == real.kept_bytes
+    assert fitted.measured == pytest.approx(fitted.plan.kept_bytes, rel=0.02)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import slimgrad as sg
+from slimgrad.planner.calibration import Rate
 from slimgrad.planner.costs import Costs
 from slimgrad.planner.offers import ALLOWED, Desk, Offer, items_of
 from slimgrad.planner.regions import regions_of
@@ -124,3 +127,14 @@ def test_of_stages_and_blocks_those_are_taken_that_leave_less() -> None:
     paths = [region.path for region in found]
     assert "resnet.encoder.stages.0.layers.0" in paths
     assert all(one is other or not one.path.startswith(f"{other.path}.") for one in found for other in found)
+
+
+def test_temporaries_are_as_large_for_half_as_many_bytes_in_each_element() -> None:
+    rate = Rate(call=0.0, pack=0.0, unpack=0.0, pack_scratch=1.5, unpack_scratch=1.25)
+    speeds = replace(SPEEDS, rates={"Quant(8)": rate})
+    for dtype in (torch.float32, torch.bfloat16):
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8)).to(dtype)
+        profile = sg.profile(model, torch.randn(256, 64, dtype=dtype), torch.sum, fake=True)
+        (item,) = items_of(profile, 4096)
+        pack = next(offer.packs[0] for offer in Desk(profile, ["quant"]).offers(item) if offer.packs)
+        assert Costs(profile, speeds).scratch(pack) == (1.5 * 4 * 256 * 64, 1.25 * 4 * 256 * 64)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import slimgrad as sg
 from slimgrad.codecs import Demand
 from slimgrad.planner.bounds import bound_of
+from slimgrad.planner.calibration import Rate
 from slimgrad.planner.costs import NOISE, noise_key
 from slimgrad.planner.offers import CHOICES
 from slimgrad.planner.program import Program
@@ -56,7 +57,7 @@ def test_what_a_plan_promises_is_what_a_step_takes(name: str, budget: str, speed
     peak = measured_step(lambda: step(model, batch), "cpu").peak
     promised = plan.peak_bytes - plan.fixed_bytes
     assert peak <= 1.03 * promised, (peak, promised)
-    assert promised <= (1.08 if name != "resnet" else 1.2) * peak, (peak, promised)
+    assert promised <= 1.08 * peak, (peak, promised)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "resnet"])
@@ -342,6 +343,91 @@ def test_what_regions_are_given_is_held_for_them_and_none_runs_again_that_change
         for p, q in zip(model.parameters(), plain.parameters(), strict=True):
             assert torch.equal(p.grad, q.grad) if q.grad is not None else p.grad is None
     assert run.report().kept_after == pytest.approx(plan.kept_bytes, rel=0.02)
+
+
+def rows() -> Tensor:
+    return torch.randn(512, 64)
+
+
+def promised_and_measured(model: nn.Module, batch: Tensor, budget: str, **how: Any) -> tuple[sg.Plan, int, int]:
+    """A plan, and what a step under it keeps and holds at its peak."""
+    profile = sg.profile(model, batch, Tensor.sum, fake=True)
+    plan = sg.plan(profile, budget, **{"calibration": SPEEDS, **how})
+    run = sg.apply(model, plan, batch=batch)
+    model(batch).sum().backward()
+    model.zero_grad(set_to_none=True)
+    peak = measured_step(lambda: model(batch).sum().backward(), "cpu").peak
+    return plan, run.report().kept_after, peak
+
+
+def check_promise(plan: sg.Plan, kept: int, peak: int) -> None:
+    assert kept == pytest.approx(plan.kept_bytes, rel=0.02)
+    assert plan.peak_bytes is not None
+    assert peak / 1.03 <= plan.peak_bytes - plan.fixed_bytes <= 1.08 * peak
+
+
+def test_temporaries_of_packing_are_gone_before_the_next_op_begins() -> None:
+    """The scratch of Quant is a CPU's; what backward's products make is larger."""
+    torch.manual_seed(0)
+    quant = Rate(call=1e-6, pack=1e-10, unpack=1e-10, pack_scratch=1.766, unpack_scratch=1.268)
+    speeds = replace(SPEEDS, rates={"Quant(8)": quant, "Quant(4)": quant})
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 8))
+    check_promise(*promised_and_measured(model, rows(), "4x", allow=["quant"], calibration=speeds))
+
+
+def test_what_a_region_is_given_in_few_bits_is_whole_again_while_it_runs_again() -> None:
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()) for _ in range(3))
+    model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(*blocks), nn.Linear(64, 8))
+    plan, kept, peak = promised_and_measured(model, rows(), "6x", allow=["recompute", "quant"])
+    assert any(what.startswith("quant") for _, what in plan.boundaries)
+    check_promise(plan, kept, peak)
+
+
+class Borrowed(nn.Module):
+    """Blocks whose norms are called once more, from outside of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(64, 64), nn.Linear(64, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, x = torch.tanh(x), self.embed(x)
+        for block in self.blocks:
+            x = block(x) + block[0](y * x)
+        return self.head(x)
+
+
+def test_what_a_module_in_a_region_saves_when_others_call_it_is_kept() -> None:
+    torch.manual_seed(0)
+    plan, kept, peak = promised_and_measured(Borrowed(), rows(), "1.5x", allow=["recompute"])
+    assert plan.recompute
+    check_promise(plan, kept, peak)
+
+
+class Rectified(nn.Module):
+    """Frozen, but for what is before it; what it ends with is saved behind it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1))
+        self.norm = nn.BatchNorm2d(8)
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.norm(self.layers(x)))
+
+
+def test_frozen_blocks_that_run_again_are_given_values_even_if_backward_reads_none_of_them() -> None:
+    torch.manual_seed(0)
+    first, second = Rectified(), Rectified()
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), first, nn.MaxPool2d(2), second, nn.Flatten(), nn.Linear(2048, 8))
+    plan, kept, _ = promised_and_measured(model, torch.randn(16, 3, 32, 32), "4x", allow="exact")
+    assert plan.recompute
+    assert kept == pytest.approx(plan.kept_bytes, rel=0.02)
 
 
 def test_a_loss_outside_of_the_model_is_left_alone_unless_it_is_said_to_be_reached() -> None:

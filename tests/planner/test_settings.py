@@ -16,9 +16,10 @@ import slimgrad as sg
 from slimgrad.planner import fitting, largest, timing
 from slimgrad.planner.bounds import bound_of
 from slimgrad.planner.offers import ALLOWED, EXACT, allowed
+from slimgrad.planner.sensitivity import kind_of
 from slimgrad.spec.budgets import MOST, as_bytes, as_number, bytes_of
 from tests.models import hook_count
-from tests.planner.models import SPEEDS
+from tests.planner.models import FAST_OPS, SPEEDS
 
 LOSS = nn.functional.cross_entropy
 
@@ -243,3 +244,29 @@ def test_a_device_that_is_not_here_is_not_measured() -> None:
 def test_sensitivity_is_measured_of_storages_of_some_bytes() -> None:
     with pytest.raises(sg.SpecError, match="least: expected bytes, 0 or more"):
         sg.sensitivity(network(), batch(), LOSS, least=-1)
+
+
+EVERYTHING = ["lossless", "derive", "recompute", "fewbit", "quant", "quant-low", "topk", "bounded", "blocks"]
+
+
+@pytest.mark.parametrize("budget", ["1x", "1.5x"])
+def test_where_no_error_is_borne_nothing_lossy_is_done_even_where_none_is_expected(budget: str) -> None:
+    """What comes before all products spoils the gradient of none of them."""
+    model = nn.Sequential(nn.Embedding(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64))
+    profile = sg.profile(model, torch.randint(0, 64, (64, 64)), lambda y: y.sum(), fake=True)
+    calm = sg.Sensitivity(model="", errors={kind_of(site): 0.0 for site in profile.sites})
+    for sensitivity in (None, calm):
+        how: dict[str, Any] = {"allow": EVERYTHING, "sensitivity": sensitivity, "calibration": FAST_OPS}
+        plan = sg.plan(profile, budget, max_error=0, **how)
+        assert not plan.fused and not any(codec.lossy for action in plan.actions for codec in action.codecs)
+        lossy = sg.plan(profile, "3x", max_error=1, **how)
+        assert lossy.error > 0 or sensitivity is not None
+
+
+def test_the_smallest_that_an_error_names_is_a_ratio_that_can_be_met(profile: sg.Profile) -> None:
+    with pytest.raises(sg.BudgetError) as caught:
+        sg.plan(profile, "1000x", allow="exact", calibration=SPEEDS)
+    smallest = caught.value.smallest
+    assert smallest is not None
+    assert sg.plan(profile, smallest / profile.kept_bytes, allow="exact", calibration=SPEEDS).kept_bytes == smallest
+    assert all(bound_of(bytes_ / 12345678, 12345678).kept == bytes_ for bytes_ in range(1234567, 12345678, 9876))

@@ -121,6 +121,30 @@ def test_a_model_that_asks_for_values_cannot_be_profiled_with_fake_tensors() -> 
         sg.profile(Choosy(), torch.ones(4, requires_grad=True), fake=True)
 
 
+class Skipping(nn.Module):
+    """As BART, Whisper and OPT do: a number is drawn for each layer."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if torch.rand([]) < self.share or torch.rand(1).item() < self.share:
+                continue
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_models_that_draw_numbers_to_skip_layers_can_be_profiled_with_fake_tensors(share: float) -> None:
+    model, x, state = Skipping(share), torch.randn(64, 64), torch.get_rng_state()
+    fake, real = (sg.profile(model, x, torch.sum, fake=fake) for fake in (True, False))
+    assert fake.kept_bytes == real.kept_bytes and (fake.kept_bytes > 0) is (share == 0.0)
+    assert fake.timeline is not None and torch.equal(state, torch.get_rng_state())
+
+
 @pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError])
 def test_what_fails_on_fake_tensors_is_told_with_its_own_words(kind: type[Exception]) -> None:
     class Particular(nn.Module):

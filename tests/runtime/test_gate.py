@@ -26,6 +26,18 @@ def test_every_step_gives_the_untouched_gradients_from_the_first_on() -> None:
         assert same(gradients(plain, lambda m: m(x), seed=seed), gradients(treated, lambda m: m(x), seed=seed))
 
 
+def test_what_fake_tensors_call_a_view_and_real_ones_an_alias_is_recognised() -> None:
+    """Attention in plain products, as dropout has it on a CPU, reshapes what it multiplies."""
+    model, x = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.1, batch_first=True), torch.randn(4, 32, 64)
+    run = sg.apply(model, sg.Quant(bits=4), batch=x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x).sum().backward()
+    first = run.report().kept_after
+    model(x).sum().backward()
+    assert run.report().kept_after == first
+
+
 def test_batch_and_image_sizes_may_change_from_step_to_step() -> None:
     plain, treated, run = pair(nn.Sequential(*list(cnn())[:8]))
     seen = set()

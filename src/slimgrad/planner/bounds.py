@@ -20,6 +20,10 @@ MISTYPED = 2**20
 """Below, a number that is not whole was surely meant for a ratio; above, it is bytes that were computed."""
 
 
+ROUNDING = 2**-50
+"""So that a ratio of bytes is those bytes."""
+
+
 @dataclass(frozen=True)
 class Bound:
     """A budget, understood: of the peak in bytes, or of what is kept."""
@@ -37,7 +41,7 @@ def bound_of(budget: Budget, kept_before: int) -> Bound:
     if number is None or not 0 < number < math.inf:
         raise _no_budget(budget)
     if number <= 1:
-        return Bound(f"{1 / number:g}x less kept", kept=math.floor(number * kept_before))
+        return Bound(f"{1 / number:g}x less kept", kept=math.floor(number * kept_before * (1 + ROUNDING)))
     if number % 1 and number < MISTYPED:
         raise SpecError(
             f"budget: {budget!r} is neither a ratio, which is 1 or less (0.25, or '4x' for four times less), nor a "

@@ -136,19 +136,20 @@ def _values(n: int, device: torch.device) -> Tensor:
 
 
 def _indices(n: int, device: torch.device) -> Tensor:
-    rows = torch.arange(n, device=device)
-    return (rows % 64).reshape(-1, 8, 8)
+    """Of pools that took the first element of each window in planes of 16 by 16."""
+    steps = 2 * torch.arange(8, device=device)
+    return (16 * steps[:, None] + steps).repeat(n // 64, 1, 1)
 
 
 def _rows(n: int, device: torch.device) -> Tensor:
     return torch.randn(n // 64, 64, device=device)
 
 
-PLANE = {"input_size": (8, 8)}
+WINDOWS = {"input_size": (16, 16), "kernel_size": (2, 2), "stride": (2, 2), "padding": (0, 0), "dilation": (1, 1)}
 
 CASES = (
     Case(Lossless(), Demand(need=Need.MASK, fn="relu"), _values),
-    Case(Lossless(), Demand(need=Need.INDEX, fn="plane", detail=PLANE), _indices),
+    Case(Lossless(), Demand(need=Need.INDEX, fn="window", detail=WINDOWS), _indices),
     *(Case(Quant(bits=bits), Demand(need=Need.VALUES), _values) for bits in (8, 4, 3, 2)),
     Case(FewBit(bits=3), Demand(need=Need.DERIVATIVE, fn="silu"), _values),
     Case(TopK(keep=0.1), Demand(need=Need.OPERAND), _values),
@@ -165,7 +166,7 @@ def cases_for(device: torch.device) -> list[Case]:
 
 def speeds_of(device: torch.device, progress: Progress) -> Calibration:
     """Measured in seconds, and then remembered for this device and version of torch."""
-    return remembered(f"calibration 6: {place_of(device)}", Calibration, lambda: measure(device, progress))
+    return remembered(f"calibration 7: {place_of(device)}", Calibration, lambda: measure(device, progress))
 
 
 def place_of(device: torch.device) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add
@@ -90,7 +90,7 @@ class Choices:
         desk = Desk(profile, names, {site for item in items for site in item.sites})
         running = Running(profile, items, regions_of(profile) if RECOMPUTE in names else ())
         fusibles = fusibles_of(profile, items, least) if FEWBIT in names else ()
-        offers = tuple(tuple(desk.offers(item)) for item in items)
+        offers = tuple(_with_entering(desk.offers(item), running, item) for item in items)
         costs, reserved = Costs(profile, calibration, sensitivity), as_bytes(reserve)
         making = Making(costs, desk.lossy)
         return cls(profile, costs, items, _without_codes(offers, fusibles), running, fusibles, reserved, least, making)
@@ -180,8 +180,9 @@ class Choices:
         return len(self.items) + len(self.running.regions) + fusible, frozenset([int(fused)])
 
     def _option(self, item: Item, offer: Offer, needs: tuple[Link, ...]) -> Option:
-        if offer.derived:  # of a region's input its own node knows no maker where it is saved for another run
-            needs = (*needs, *(self._runs(region, again=False) for region in self.running.given_to(item)))
+        if offer.codecs and not offer.entering:
+            needs = (*needs, *(self._runs(region, again=False) for region in self.running.shared_with(item)))
+        if offer.derived:
             needs = (*needs, *(self._is_fused(fusible, fused=False) for fusible in self._makers_fused(offer)))
         kept = offer.held if offer.codecs else self.bytes_of(item)
         spans = [] if self.profile.timeline is None else self._spans(item, offer)
@@ -196,7 +197,18 @@ class Choices:
 
     def _spans(self, item: Item, offer: Offer) -> list[Span]:
         found = [*spans_of(self.profile, item, offer), *self._scratch(offer), *self._travelling(item, offer)]
+        found += self._beside_regions(item) if offer.entering else []
         return [*found, *self.making.spans(offer)]
+
+    def _beside_regions(self, item: Item) -> Iterator[Span]:
+        """Regions that run again need no copies of it for their readers: they make it, or unpack what they get."""
+        timeline = self.profile.timeline
+        assert timeline is not None
+        for place in self.running.shared_with(item):
+            yield from dense_again(self.profile, item, self.running.sites_in[place])
+            for number in item.storages:
+                if timeline.born[number] < self.running.regions[place].start:
+                    yield self.running.span_in(place, number)
 
     def _travelling(self, item: Item, offer: Offer) -> list[Span]:
         """What goes to the host is on the device until it has arrived there, and comes back before it is read."""
@@ -220,16 +232,23 @@ class Choices:
         return sum(self.profile.storages[number].bytes for number in item.storages)
 
     def _scratch(self, offer: Offer) -> list[Span]:
-        timeline = self.profile.timeline
+        """Temporaries of packing and unpacking, which are gone before the op begins that the tensor is saved or read
+        for; but what an op returns is packed when it has run.
+        """
+        timeline, costs = self.profile.timeline, self.costs
         assert timeline is not None
         found = []
         for pack in offer.packs:
-            packing, unpacking = self.costs.scratch(pack)
-            saved = timeline.saved[pack.savers[0]]
-            found.append(Span(saved, saved + 1, packing))
+            packing, unpacking = costs.scratch(pack)
+            first = pack.savers[0]
+            saved = timeline.saved[first]
+            if self.profile.sites[first].is_result:
+                found.append(Span(saved - 1, saved, pack.bytes + packing - costs.workspaces[saved - 1]))
+            else:
+                found.append(Span(saved, saved + 1, packing - costs.not_yet(saved)))
             reads = {timeline.read[site] for site in pack.savers} - {None}
-            found += [Span(read, read + 1, unpacking) for read in reads if read is not None]
-        return [span for span in found if span.bytes]
+            found += [Span(read, read + 1, unpacking - costs.not_yet(read)) for read in reads if read is not None]
+        return [span for span in found if span.bytes > 0]
 
     def _sources(self, offer: Offer) -> list[Link]:
         """What others must do for what is made again: tell the values it is made of."""
@@ -331,11 +350,13 @@ class Choices:
         region, timeline = self.running.regions[place], self.profile.timeline
         assert timeline is not None
         start = self.running.entered(place)
-        moment = Span(start, start + 1, self.running.above_saved(place))
+        above = self.running.above_saved(place, self.costs.workspaces)
+        moment = Span(start, start + 1, max(0, above - self.costs.not_yet(start)))
         needs = tuple((self._group_of_given(number), frozenset([1])) for number in self.running.unsaved_in[place])
         small = self.running.small_in(place)
         gone = [Span(timeline.freed[number], start, -self.profile.storages[number].bytes) for number in small]
-        spans = [span for span in (moment, *gone) if span.bytes and span.start < span.stop]
+        twice = [self.running.span_in(place, number) for number in self.running.left_by(place)]
+        spans = [span for span in (moment, *gone, *twice) if span.bytes and span.start < span.stop]
         kept = -sum(self.profile.storages[number].bytes for number in small)
         return Option(0.0, 0.0, 0), Option(self.costs.region_seconds(region), 0.0, kept, tuple(spans), needs)
 
@@ -391,6 +412,15 @@ def _state(offer: Offer, site: int) -> str:
         return MULTIPLIED if offer.multiplies else DERIVED
     packs = (pack for pack in offer.packs if site in pack.savers)
     return GROUPS if any(isinstance(pack.codec, Quant) for pack in packs) else KEPT
+
+
+def _with_entering(offers: Sequence[Offer], running: Running, item: Item) -> tuple[Offer, ...]:
+    """And those for regions around some of its savers that run again: what they are given must tell its values, and
+    knows no maker where it is saved for another run.
+    """
+    shared, given = running.shared_with(item), running.given_to(item)
+    serving = (o for o in offers if not given or (not o.derived and any(p.codec.holds_values for p in o.packs)))
+    return (*offers, *(replace(offer, entering=True) for offer in serving if shared and offer.codecs))
 
 
 def _without_codes(

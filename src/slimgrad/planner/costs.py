@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+import torch
+
 from slimgrad.codecs import Blocks, Bounded, Codec, FewBit, Offload, Quant, TopK
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.fusing import FUSED, Fusible
@@ -83,6 +85,12 @@ class Costs:
         timed = [self.calibration.operators.get(text) for text in timeline.operators]
         return [0 if (cost := timed[kind]) is None else cost.scratch for kind in timeline.kinds]
 
+    def not_yet(self, event: int) -> int:
+        """What an event makes and takes for itself, which is not there when what it needs is saved, or read."""
+        timeline = self.profile.timeline
+        made = timeline.made if timeline is not None else ()
+        return (made[event] if made else 0) + self.workspaces[event]
+
     @cached_property
     def step_seconds(self) -> float:
         """An untouched step."""
@@ -157,9 +165,13 @@ class Costs:
         return rate.call + size * rate.unpack
 
     def scratch(self, pack: Pack) -> tuple[int, int]:
-        """Temporaries of packing and of unpacking."""
+        """Temporaries of packing and of unpacking. They are of float32, in which rates were measured, where a tensor is
+        of less.
+        """
         rate = self.calibration.rate(pack.codec, pack.need)
-        return int(rate.pack_scratch * pack.dense), int(rate.unpack_scratch * pack.dense)
+        dtype = getattr(torch, self.profile.sites[pack.savers[0]].dtype)
+        size = pack.dense * max(1, torch.float32.itemsize // dtype.itemsize)
+        return int(rate.pack_scratch * size), int(rate.unpack_scratch * size)
 
     def error(self, item: Item, offer: Offer) -> float:
         """The squared relative error of all gradients together that comes of it.
@@ -175,13 +187,13 @@ class Costs:
         return sum(self.site_error(pack.codec, n, sites[n].need) for pack in offer.packs for n in pack.savers)
 
     def site_error(self, codec: Codec, number: int, need: Need) -> float:
-        noise = NOISE.get(noise_key(codec), 0.0)
-        if not self.products or need not in (Need.OPERAND, Need.VALUES, Need.DERIVATIVE):
+        noise, products = NOISE.get(noise_key(codec), 0.0), max(1, len(self.products))
+        if need not in (Need.OPERAND, Need.VALUES, Need.DERIVATIVE):
             return 0.0
         if need is Need.OPERAND:
-            return noise / len(self.products)
+            return noise / products
         before = sum(1 for product in self.products if product < number)
-        return FLOWS_ON * noise * before / len(self.products)
+        return FLOWS_ON * noise * max(1, before) / products  # before all of them there may be an embedding, or a norm
 
 
 def noise_key(codec: Codec) -> str:

@@ -95,10 +95,12 @@ def fit(
     """
     check_model(model)
     tolerance = Tolerance.of(max_slowdown, max_error)
-    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
+    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration, tolerance)
     bound_of(budget, 1)  # what is wrong with it is said before anything runs
     fitting = Fitting(model, batch, loss_fn, optimizer)
     profiled = profile(model, batch, loss_fn, fake=True)
+    if profiled.meta.get("unknown"):
+        profiled = profile(model, batch, loss_fn)
     speeds = calibration or calibrated_for(profiled, progress)
     reserved = given.reserve + fitting.state_to_come
     draft = Draft(Choices.of(profiled, given.names, speeds, reserved, given.min_bytes, sensitivity))

@@ -147,7 +147,8 @@ def frontier(
     """
     tell: Progress = progress or (lambda *_: None)
     check_kind("profile", profile, Profile)
-    tolerance, given = Tolerance.of(None, max_error), Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
+    tolerance = Tolerance.of(None, max_error)
+    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration, tolerance)
     more = [] if also is None else [bound_of(also, profile.kept_bytes)]
     asked = None if budgets is None else checked([*bounds_of(budgets, profile.kept_bytes), *more])
     speeds = calibration or calibrated_for(profile, tell)

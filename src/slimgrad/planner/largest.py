@@ -74,8 +74,8 @@ def max_batch(
     batch. It is searched on fake tensors, so that nothing need fit; `fit` with a batch of that size makes sure.
     """
     check_model(model, meta_allowed=True)
-    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
-    bound, tolerance = bound_of(budget, 0), Tolerance.of(max_slowdown, max_error)
+    tolerance = Tolerance.of(max_slowdown, max_error)
+    given, bound = Settings.of(allow, reserve, min_bytes, sensitivity, calibration, tolerance), bound_of(budget, 0)
     if bound.peak is None:
         raise SpecError(f"max_batch: the budget must be bytes, such as '16GiB'; found {budget!r}")
     limit = as_number(most)

@@ -91,21 +91,15 @@ class Making:
             read = None if timeline is None else timeline.read[number]
             if timeline is None or read is None:
                 continue
-            moment = self._moment(number, way, offer.source) - self._not_yet(read)
+            moment = self._moment(number, way, offer.source) - self.costs.not_yet(read)
             if moment > 0:
                 yield Span(read, read + 1, moment)
             yield from self._held(number, way, offer)
 
-    def _not_yet(self, event: int) -> int:
-        """What an event makes and takes for itself, which is not there when it reads what was saved."""
-        timeline = self.profile.timeline
-        made = timeline.made if timeline is not None else ()
-        return (made[event] if made else 0) + self.costs.workspaces[event]
-
     def _moment(self, number: int, way: int, source: str) -> int:
         site, main = self.profile.sites[number], main_source(self.profile, number, way)
-        if source != KEPT and site.chained[way]:
-            return 0
+        if source == GROUPS and site.chained[way]:
+            return 0  # one kernel makes it; what is derived may be made of what is not in groups
         between = max(0, len(site.runs[way]) - 1) * site.bytes
         reads = [self.profile.sites[run] for run in site.runs[way] if run != NO_SITE]
         if reads and reads[0].dtype != site.dtype:
@@ -152,20 +146,17 @@ class Making:
         sites, storages = self.profile.sites, self.profile.storages
         return [source for source in sites[number].sources[way] if storages[sites[source].storage].counted]
 
-    def _product(self, number: int) -> tuple[int, int] | None:
-        """The site that a product may make, and how: this one, or the one at the root of what it is made of."""
-        for _ in range(MOST_RERUNS):
-            ways = range(len(self.profile.sites[number].runs))
-            if not ways:
-                return None
-            product = next((way for way in ways if multiplies(self.profile, number, way)), None)
-            if product is not None:
-                return number, product
-            main = main_source(self.profile, number, 0)
-            if main is None:
-                return None
-            number = main
-        return None
+    def _product(self, number: int, most: int = MOST_RERUNS) -> tuple[int, int] | None:
+        """The site that a product may make, and how: the one at the root of what this is made of, or this one, which
+        is made so only if there is no other way.
+        """
+        ways = range(len(self.profile.sites[number].runs))
+        if not ways or not most:
+            return None
+        main = None if multiplies(self.profile, number, 0) else main_source(self.profile, number, 0)
+        behind = None if main is None else self._product(main, most - 1)
+        own = next((way for way in ways if multiplies(self.profile, number, way)), None)
+        return behind if behind is not None or own is None else (number, own)
 
     def _is_held(self, source: int, number: int, way: int) -> bool:
         """Whether what is made of a source for this is there still when its own node reads it."""

@@ -64,6 +64,12 @@ def allowed(allow: str | Collection[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def exact_of(names: Collection[str]) -> tuple[str, ...]:
+    """Those of them that lose nothing."""
+    lossy = {name for name, choices in CHOICES.items() if any(codec.lossy for codecs in choices for codec in codecs)}
+    return tuple(name for name in names if name not in lossy)
+
+
 @dataclass(frozen=True)
 class Item:
     """Storages that are decided together: one, or copies of one tensor in several."""
@@ -121,6 +127,8 @@ class Offer:
     """Where that is made of what is KEPT, in GROUPS, DERIVED itself, or MULTIPLIED."""
     multiplies: bool = False
     """Whether a product runs again for that, or for what it is made of."""
+    entering: bool = False
+    """Whether modules that save it may run again, where others save it too, or made it."""
 
     @property
     def held(self) -> int:
@@ -284,13 +292,15 @@ def spans_of(profile: Profile, item: Item, offer: Offer) -> list[Span]:
     return [span for span in (*found, *dense_again(profile, item)) if span.start < span.stop]
 
 
-def dense_again(profile: Profile, item: Item) -> Iterator[Span]:
-    """The dense copies that the timeline has while backward reads, where there is no need of them."""
+def dense_again(profile: Profile, item: Item, sites: Collection[int] | None = None) -> Iterator[Span]:
+    """The dense copies that the timeline has while backward reads, where there is no need of them: of all savers, or of
+    those of `sites`.
+    """
     timeline = profile.timeline
     assert timeline is not None
     for number in item.storages:
         storage = profile.storages[number]
         for site in storage.savers:
             read = timeline.read[site]
-            if read is not None:
+            if read is not None and (sites is None or site in sites):
                 yield Span(read, timeline.end(site), -min(profile.sites[site].bytes, storage.bytes))

@@ -56,7 +56,7 @@ def plan(
     """
     check_kind("profile", profile, Profile)
     bound, tolerance = bound_of(budget, profile.kept_bytes), Tolerance.of(max_slowdown, max_error)
-    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration)
+    given = Settings.of(allow, reserve, min_bytes, sensitivity, calibration, tolerance)
     speeds = calibration or calibrated_for(profile, progress)
     choices = Choices.of(profile, given.names, speeds, given.reserve, given.min_bytes, sensitivity, outside=outside)
     return Draft(choices).plan(bound, tolerance)
@@ -84,7 +84,7 @@ class Draft:
         """The plan, and its bytes at each event, with what is there before the step. Unless `thorough`, it may be a few
         per cent slower than the best, where that would take long to find.
         """
-        self._check_timeline(bound, tolerance)
+        self._check_profile(bound, tolerance)
         problem = self.choices.problem(bound, tolerance)
         with _in_time(bound):
             solution = self._without_a_higher_peak(problem, thorough) or solve(problem, thorough=thorough)
@@ -96,11 +96,18 @@ class Draft:
 
     def meets(self, bound: Bound, tolerance: Tolerance) -> bool:
         """Whether there is a plan."""
-        self._check_timeline(bound, tolerance)
+        self._check_profile(bound, tolerance)
         with _in_time(bound):
             return solve(self.choices.problem(bound, tolerance), thorough=False) is not None
 
-    def _check_timeline(self, bound: Bound, tolerance: Tolerance) -> None:
+    def _check_profile(self, bound: Bound, tolerance: Tolerance) -> None:
+        """Whether it tells what this asks for."""
+        unknown = self.profile.meta.get("unknown")
+        if unknown:
+            raise BudgetError(
+                f"what is kept is not known of {unknown}, a workspace whose size only a real step tells; plan from a "
+                "profile with fake=False"
+            )
         if self.profile.timeline is not None:
             return
         why = self.profile.meta.get("no_timeline", "it was made with timeline=False")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from slimgrad.planner.offers import Item
+from slimgrad.planner.problem import Span
 from slimgrad.planner.regions import is_in
 from slimgrad.spec import Profile
 from slimgrad.spec.timeline import Region
@@ -28,33 +29,61 @@ class Running:
     def _makers(self, item: Item) -> list[int]:
         return [place for place in range(len(self.regions)) if self.makes(place, item.storages, item.sites)]
 
+    @cached_property
+    def sites_in(self) -> list[frozenset[int]]:
+        """Of each region: what is saved while it runs. A module in it may be called once more, from elsewhere."""
+        timeline, sites = self.profile.timeline, list(enumerate(self.profile.sites))
+        if timeline is None:
+            return [frozenset() for _ in self.regions]
+        return [
+            frozenset(n for n, site in sites if is_in(site.path, r.path) and r.start <= timeline.saved[n] <= r.stop)
+            for r in self.regions
+        ]
+
     def makes(self, place: int, storages: Iterable[int], sites: Iterable[int]) -> bool:
         """Whether these are made in a region, and saved nowhere else."""
         timeline, region = self.profile.timeline, self.regions[place]
-        inside = all(is_in(self.profile.sites[site].path, region.path) for site in sites)
+        inside = self.sites_in[place].issuperset(sites)
         return inside and timeline is not None and all(timeline.born[number] >= region.start for number in storages)
+
+    def shared_with(self, item: Item) -> list[int]:
+        """The regions that save it, where others save it too, or made it."""
+        if self.profile.timeline is None or item.number in self.inside:
+            return []
+        return [place for place, sites in enumerate(self.sites_in) if not sites.isdisjoint(item.sites)]
 
     def given_to(self, item: Item) -> list[int]:
         """The regions that are given it, and save it."""
-        timeline, sites = self.profile.timeline, self.profile.sites
-        if timeline is None:
-            return []
+        timeline = self.profile.timeline
         return [
             place
-            for place, region in enumerate(self.regions)
-            if any(is_in(sites[site].path, region.path) for site in item.sites)
-            and any(timeline.born[number] < region.start for number in item.storages)
+            for place in self.shared_with(item)
+            if timeline is not None
+            and any(timeline.born[number] < self.regions[place].start for number in item.storages)
         ]
+
+    def left_by(self, place: int) -> list[int]:
+        """Storages that a region makes and saves, and that others save too: they are there twice when it runs again."""
+        timeline, start = self.profile.timeline, self.regions[place].start
+        shared = [item for item in self.items if place in self.shared_with(item)]
+        saved = (n for item in shared for n in item.storages if not self.sites_in[place].isdisjoint(self._savers(n)))
+        return [number for number in saved if timeline is not None and timeline.born[number] >= start]
+
+    def _savers(self, storage: int) -> tuple[int, ...]:
+        return self.profile.storages[storage].savers
+
+    def span_in(self, place: int, storage: int) -> Span:
+        """Where a region that runs again holds a storage that it saves."""
+        timeline, start = self.profile.timeline, self.entered(place)
+        assert timeline is not None
+        ends = (timeline.end(site) for site in self._savers(storage) if site in self.sites_in[place])
+        return Span(start, max(ends, default=start), self.profile.storages[storage].bytes)
 
     def entered(self, region: int) -> int:
         """The event at which backward first reads what the region saved, which is when it runs again."""
-        timeline, path = self.profile.timeline, self.regions[region].path
+        timeline = self.profile.timeline
         assert timeline is not None
-        reads = [
-            read
-            for number, site in enumerate(self.profile.sites)
-            if is_in(site.path, path) and (read := timeline.read[number]) is not None
-        ]
+        reads = [read for number in self.sites_in[region] if (read := timeline.read[number]) is not None]
         return min(reads, default=timeline.backward)
 
     def small_in(self, place: int) -> list[int]:
@@ -86,19 +115,31 @@ class Running:
 
     def left(self, region: int) -> int:
         """The event from which on backward needs nothing of a region."""
-        timeline, path = self.profile.timeline, self.regions[region].path
+        timeline = self.profile.timeline
         assert timeline is not None
-        return max(timeline.end(number) for number, site in enumerate(self.profile.sites) if is_in(site.path, path))
+        return max(map(timeline.end, self.sites_in[region]))
 
-    def above_saved(self, place: int) -> int:
-        """By how much a region's forward, while it saves, is above all that it has saved in the end."""
+    def above_saved(self, place: int, workspaces: Sequence[int]) -> int:
+        """By how much a region's forward, which runs again until it has saved the last, is above all that it has saved
+        then. `workspaces` are what operators take for themselves, by event.
+        """
         region, timeline = self.regions[place], self.profile.timeline
         assert timeline is not None
         inside = [n for i, p in self.inside.items() if p == place for n in self.items[i].storages]
+        inside += self.left_by(place)
         sizes = {number: self.profile.storages[number].bytes for number in inside}
         before = timeline.floor[region.start - 1] if region.start else 0
         most = max(
-            timeline.floor[event] - before + sum(size for n, size in sizes.items() if timeline.freed[n] <= event)
-            for event in range(region.start, region.stop)
+            timeline.floor[event]
+            + workspaces[event]
+            - before
+            + sum(size for n, size in sizes.items() if timeline.freed[n] <= event)
+            for event in range(region.start, max(region.start + 1, self._last_saved(place)))
         )
         return max(0, most - sum(sizes.values()))
+
+    def _last_saved(self, place: int) -> int:
+        """The event before which a region has saved all."""
+        region, timeline = self.regions[place], self.profile.timeline
+        assert timeline is not None
+        return max((timeline.saved[number] for number in self.sites_in[place]), default=region.stop)

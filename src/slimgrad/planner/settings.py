@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimgrad.errors import SpecError
+from slimgrad.planner.bounds import Tolerance
 from slimgrad.planner.calibration import Calibration
-from slimgrad.planner.offers import allowed
+from slimgrad.planner.offers import allowed, exact_of
 from slimgrad.planner.sensitivity import Sensitivity
 from slimgrad.spec import Profile
 from slimgrad.spec.budgets import as_bytes
@@ -37,12 +38,15 @@ class Settings:
         min_bytes: int | None,
         sensitivity: Sensitivity | None,
         calibration: Calibration | None,
+        tolerance: Tolerance,
     ) -> Settings:
         for name, given, kind in (("sensitivity", sensitivity, Sensitivity), ("calibration", calibration, Calibration)):
             if given is not None:
                 check_kind(name, given, kind)
         least = None if min_bytes is None else as_bytes(min_bytes, "min_bytes")
-        return cls(allowed(allow), as_bytes(reserve, "reserve"), least)
+        names = allowed(allow)
+        # Errors are estimates: what loses something is not offered where none is borne, whatever is expected of it.
+        return cls(names if tolerance.max_error else exact_of(names), as_bytes(reserve, "reserve"), least)
 
 
 def check_kind(name: str, given: Any, kind: type[Profile | Calibration | Sensitivity]) -> None:

@@ -54,12 +54,13 @@ def calibrate(
     """
     tell: Progress = progress or (lambda *_: None)
     place = usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    speeds = speeds_of(place, tell)
-    if profile is None:
-        return speeds
-    texts = worth_timing(profile, speeds)
-    key = f"operators 1: {place_of(place)}: {' '.join(texts)}"
-    found = remembered(key, OperatorCosts, lambda: operator_costs(texts, place, tell))
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):  # what is timed is random
+        speeds = speeds_of(place, tell)
+        if profile is None:
+            return speeds
+        texts = worth_timing(profile, speeds)
+        key = f"operators 1: {place_of(place)}: {' '.join(texts)}"
+        found = remembered(key, OperatorCosts, lambda: operator_costs(texts, place, tell))
     return replace(speeds, operators=found.costs)
 
 

@@ -31,6 +31,10 @@ OPAQUE = frozenset((aten.mkldnn_rnn_layer, aten._cudnn_rnn, aten.miopen_rnn))
 """Fused recurrent kernels: they take a workspace of a size that only the kernel knows."""
 
 
+ROOMY = frozenset((aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss))
+"""Losses whose mean or sum stays in memory that was taken for one element of each of theirs."""
+
+
 @dataclass(eq=False)
 class Block:
     """A storage that was born in the step."""
@@ -90,12 +94,13 @@ class Clock(TorchDispatchMode):
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         made = list(_tensors(result))
         fresh = [storage for tensor in made if (storage := storage_of(tensor)) is not None and self._is_new(storage)]
-        for storage in fresh:
-            self.born(storage, storage.nbytes())
+        sizes = [max(storage.nbytes(), _room(func, args)) for storage in fresh]
+        for storage, size in zip(fresh, sizes, strict=True):
+            self.born(storage, size)
         if fresh or func._schema.is_mutable or func is aten.add.Tensor:
             self.floor.append(self._live)
             self.flops.append(_flops(func, args, kwargs, result))
-            self.made.append(sum(storage.nbytes() for storage in fresh))
+            self.made.append(sum(sizes))
             self.operators.append(told(func, args, kwargs))
             self.moved.append(_moved(func, [*_tensors(args), *_tensors(kwargs.values())], made))
 
@@ -172,6 +177,14 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
         return int(formula(*args, **kwargs, out_val=result))
     except AssertionError:  # shapes that broadcast, which the formulas do not know
         return 0
+
+
+def _room(func: Any, args: Any) -> int:
+    """Bytes of memory that a result stays in; 0 if it has no more than it needs."""
+    if func.overloadpacket not in ROOMY:
+        return 0
+    shape: torch.Size = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    return shape.numel() * int(args[0].itemsize)
 
 
 def _moved(func: Any, read: list[Tensor], written: list[Tensor]) -> int:

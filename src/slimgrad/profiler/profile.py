@@ -20,6 +20,9 @@ from slimgrad.runtime.run import check_model
 from slimgrad.runtime.watch import WatchFrame, watched
 from slimgrad.spec import OUTSIDE, Profile
 
+OPAQUE = ("MkldnnRnnLayerBackward0", "CudnnRnnBackward0", "MiopenRnnBackward0")
+"""Nodes of fused recurrent kernels. They save a workspace whose size only the kernel knows: none on fake tensors."""
+
 
 def profile(
     model: nn.Module,
@@ -38,7 +41,8 @@ def profile(
 
     `fake=True` allocates and computes nothing, for models that do not fit; `device` then says where to pretend to be.
     Buffers, gradients and random state are left as they were. The step is run on fake tensors once more, backward too,
-    for the `timeline` that a plan needs; where that cannot be done, `meta["no_timeline"]` says why.
+    for the `timeline` that a plan needs; where that cannot be done, `meta["no_timeline"]` says why. What has a
+    size that only a real step tells is named in `meta["unknown"]`.
     """
     check_model(model, meta_allowed=fake)
     if device is not None and not fake:
@@ -54,7 +58,7 @@ def profile(
             with undisturbed(model):
                 owners = owners_of(model, (arguments, batch))
                 learnt = _watch(model, model, arguments, to_loss, owners, {"fake": False})
-    found = replace(learnt.profile, meta={**learnt.profile.meta, **_sizes(model, batch)})
+    found = replace(learnt.profile, meta={**learnt.profile.meta, **_sizes(model, batch), **_unknown(learnt.profile)})
     return _with_timeline(found, learnt, model, batch, loss_fn, device) if timeline else found
 
 
@@ -80,6 +84,11 @@ def _sizes(model: nn.Module, batch: Any) -> dict[str, int]:
         "batch_bytes": sum(tensor.nbytes for tensor in tensors_in(batch)),
         "trained_bytes": sum(p.nbytes for p in model.parameters() if p.requires_grad),
     }
+
+
+def _unknown(found: Profile) -> dict[str, str]:
+    names = [site.name for site in found.sites if site.node in OPAQUE and not site.bytes]
+    return {"unknown": ", ".join(names)} if names else {}
 
 
 def _with_timeline(

@@ -62,6 +62,8 @@ def profile_headline(profile: Profile) -> list[str]:
     lines = [f"{model}{device}: autograd keeps {kept} between forward and backward"]
     if meta.get("fake"):
         lines.append("  fake tensors: shapes are exact, nothing was computed or allocated")
+    if meta.get("unknown"):
+        lines.append(f"  not counted, as only a real step tells its size: {meta['unknown']}")
     if meta.get("allocated_bytes") is not None:
         lines.append(f"  the allocator's own figure: {human_bytes(meta['allocated_bytes'])}")
     if idle := not_counted(profile):

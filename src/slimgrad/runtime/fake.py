@@ -3,11 +3,13 @@
 NOTE [Integers stay real]
 Only floating-point tensors are fake. Integers and booleans (token ids, positions, masks) are small, and models ask them
 questions that fake tensors cannot answer: transformers decides by `(mask == 1).all()` whether attention needs a mask at
-all, takes another path for fake tensors, and keeps 9 % more on a 1.1B Llama there than it does when it trains.
+all, takes another path for fake tensors, and keeps 9 % more on a 1.1B Llama there than it does when it trains. A single
+number that is drawn is real too, because models ask it which layers to skip; the caller's random state stays as it was.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,17 +50,23 @@ REAL_ELEMENTS = 2**26
 
 
 class RealIntegers(TorchDispatchMode):
-    """Runs an op for real if all it reads are real integers or nothing; everything else is left to the fake mode."""
+    """Runs an op for real if all it reads are real integers, single numbers that are real, or nothing; everything else
+    is left to the fake mode.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if all(_is_real_integer(tensor) for tensor in tensors) and (tensors or _makes_integers(func, args, kwargs)):
+        if all(map(_is_real, tensors)) and (tensors or _makes_integers(func, args, kwargs) or _draws_one(func, args)):
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
-            if all(_is_real_integer(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
+            if all(_is_real(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
                 return result
         return func(*args, **kwargs)
+
+
+def _is_real(tensor: Tensor) -> bool:
+    return _is_real_integer(tensor) or (tensor.numel() <= 1 and not isinstance(tensor, FakeTensor))
 
 
 def _is_real_integer(tensor: Tensor) -> bool:
@@ -77,6 +85,11 @@ def _makes_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if dtype is not None:
         return not (dtype.is_floating_point or dtype.is_complex)
     return func.overloadpacket.__name__ == "arange" and all(isinstance(arg, int) for arg in args)
+
+
+def _draws_one(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a single random number is drawn."""
+    return func.overloadpacket.__name__ in ("rand", "randn") and math.prod(args[0]) == 1
 
 
 def _check_whole(model: nn.Module) -> None:
@@ -106,7 +119,8 @@ def faked(model: nn.Module, arguments: Arguments, device: torch.device | str | N
         return tree_map_only(Tensor, fake, value)
 
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), RealIntegers():  # type: ignore[no-untyped-call]
+        mode, integers = FakeTensorMode(allow_non_fake_inputs=True), RealIntegers()  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(devices=[]), mode, integers:
             parameters = {name: fake(tensor) for name, tensor in model.named_parameters()}
             buffers = {name: fake(tensor) for name, tensor in model.named_buffers()}
             state = {**parameters, **buffers}

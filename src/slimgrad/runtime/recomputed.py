@@ -35,8 +35,12 @@ class Recomputed(Inert):
         return checkpoint(super().__call__, *args, use_reentrant=False, context_fn=self._runs, **kwargs)
 
     def _is_idle(self, cache: Any) -> bool:
-        """Whether nobody will miss it: it is empty, and in training nobody reads it afterwards."""
-        return self.module.training and not cache.get_seq_length()
+        """Whether nobody will miss it: its part of this module is empty, and in training nobody reads it afterwards.
+        Modules before this one may have filled theirs.
+        """
+        found = [getattr(part, "layer_idx", None) for part in self.module.modules()]
+        layers = {layer for layer in found if isinstance(layer, int)} or {0}
+        return self.module.training and not any(map(cache.get_seq_length, layers))
 
     def _runs(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         modes = tuple([module.training for module in self.module.modules()])

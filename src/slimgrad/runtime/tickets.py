@@ -126,7 +126,10 @@ class Order:
         node = tensor.grad_fn
         if node is None:
             return self.producer is None
-        return node.name() == self.producer and (node._sequence_nr() == sequence_number() - 1) is self.is_output
+        name = node.name()
+        if name != self.producer and not (name in RESHAPING and self.producer in RESHAPING):
+            return False
+        return (node._sequence_nr() == sequence_number() - 1) is self.is_output
 
     def demand_for(self, shapes: list[torch.Size]) -> Demand:
         """The demand, with the input size a pooling index is relative to."""

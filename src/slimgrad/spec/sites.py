@@ -90,6 +90,11 @@ class Site(Value):
         return tuple(map(len, self.runs))
 
     @property
+    def is_result(self) -> bool:
+        """Whether the op that saves it returned it, and so saves it when it has run; others save it before."""
+        return self.slot.startswith("result")
+
+    @property
     def key(self) -> tuple[str, int, int]:
         """What identifies the site from step to step."""
         return self.path, self.call, self.index
