@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add
 
 import torch
 
-from slimgrad.codecs import Derive, FewBit, Keep, Lossless, Offload, Quant
-from slimgrad.kernels.transfer import AHEAD
+from slimgrad.codecs import FewBit
 from slimgrad.planner.bounds import Bound, Tolerance
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.costs import Costs
 from slimgrad.planner.fusing import Fusible, fusibles_of, moments
 from slimgrad.planner.making import Making
-from slimgrad.planner.offers import (
-    DERIVED,
-    FEWBIT,
-    GROUPS,
-    KEPT,
-    MULTIPLIED,
-    RECOMPUTE,
-    Desk,
-    Item,
-    Offer,
-    dense_again,
-    items_of,
-    main_source,
-    spans_of,
-)
+from slimgrad.planner.offers import FEWBIT, RECOMPUTE, Desk, Item, Offer, dense_again, items_of
 from slimgrad.planner.plan import AGAIN, FUSING
-from slimgrad.planner.problem import Option, Problem, Span
+from slimgrad.planner.problem import Link, Option, Problem, Span
 from slimgrad.planner.regions import regions_of
 from slimgrad.planner.running import Running
 from slimgrad.planner.sensitivity import Sensitivity
+from slimgrad.planner.spans import Spans
+from slimgrad.planner.telling import Telling
 from slimgrad.runtime.orders import least_bytes
-from slimgrad.runtime.ways import MOST_RERUNS
-from slimgrad.spec import OUTSIDE, Need, Profile
+from slimgrad.spec import OUTSIDE, Profile
 from slimgrad.spec.budgets import as_bytes
-
-Link = tuple[int, frozenset[int]]
-"""(group, options of it), as Option.needs."""
-
-
-SOURCES = {True: (KEPT, GROUPS, DERIVED, MULTIPLIED), False: (KEPT, GROUPS, DERIVED)}
-"""Where the sources besides the main one may be: whether that is made by a product."""
 
 WAITS = 16
 """Shares of what could be offloaded for which the device may be made to wait, instead of the link for the device."""
@@ -140,8 +119,12 @@ class Choices:
         return self.profile.kept_bytes - decided
 
     @cached_property
-    def _item_of(self) -> dict[int, int]:
-        return {site: item.number for item in self.items for site in item.sites}
+    def _telling(self) -> Telling:
+        return Telling(self.profile, self.items, self.offers, tuple(len(self.beyond(item)) for item in self.items))
+
+    @cached_property
+    def _spans(self) -> Spans:
+        return Spans(self.profile, self.costs, self.running, self.making)
 
     @cached_property
     def groups(self) -> tuple[tuple[Option, ...], ...]:
@@ -185,115 +168,17 @@ class Choices:
         if offer.derived:
             needs = (*needs, *(self._is_fused(fusible, fused=False) for fusible in self._makers_fused(offer)))
         kept = offer.held if offer.codecs else self.bytes_of(item)
-        spans = [] if self.profile.timeline is None else self._spans(item, offer)
         return Option(
             seconds=self.costs.seconds(offer) + self.making.seconds(offer),
             error=self.costs.error(item, offer) + self.making.error(offer),
             kept=kept,
-            spans=tuple(spans),
+            spans=self._spans.of(item, offer),
             link=self.costs.link_seconds(offer),
-            needs=(*needs, *self._sources(offer)),
+            needs=(*needs, *self._telling.needs(offer)),
         )
-
-    def _spans(self, item: Item, offer: Offer) -> list[Span]:
-        found = [*spans_of(self.profile, item, offer), *self._scratch(offer), *self._travelling(item, offer)]
-        found += self._beside_regions(item) if offer.entering else []
-        return [*found, *self.making.spans(offer)]
-
-    def _beside_regions(self, item: Item) -> Iterator[Span]:
-        """Regions that run again need no copies of it for their readers: they make it, or unpack what they get."""
-        timeline = self.profile.timeline
-        assert timeline is not None
-        for place in self.running.shared_with(item):
-            yield from dense_again(self.profile, item, self.running.sites_in[place])
-            for number in item.storages:
-                if timeline.born[number] < self.running.regions[place].start:
-                    yield self.running.span_in(place, number)
-
-    def _travelling(self, item: Item, offer: Offer) -> list[Span]:
-        """What goes to the host is on the device until it has arrived there, and comes back before it is read."""
-        timeline, costs = self.profile.timeline, self.costs
-        assert timeline is not None
-        found = []
-        for pack in offer.packs:
-            if isinstance(pack.codec, Offload):
-                rate, freed = (
-                    costs.calibration.rate(pack.codec, pack.need),
-                    max(timeline.freed[n] for n in item.storages),
-                )
-                saved = min(timeline.saved[saver] for saver in pack.savers)
-                found.append(Span(freed, costs.later(saved, pack.dense * rate.pack), pack.dense))
-                reads = {timeline.read[saver] for saver in pack.savers} - {None}
-                early = -AHEAD * pack.dense * rate.unpack
-                found += [Span(costs.later(read, early), read, pack.dense) for read in reads if read is not None]
-        return [span for span in found if span.start < span.stop]
 
     def bytes_of(self, item: Item) -> int:
         return sum(self.profile.storages[number].bytes for number in item.storages)
-
-    def _scratch(self, offer: Offer) -> list[Span]:
-        """Temporaries of packing and unpacking, which are gone before the op begins that the tensor is saved or read
-        for; but what an op returns is packed when it has run.
-        """
-        timeline, costs = self.profile.timeline, self.costs
-        assert timeline is not None
-        found = []
-        for pack in offer.packs:
-            packing, unpacking = costs.scratch(pack)
-            first = pack.savers[0]
-            saved = timeline.saved[first]
-            if self.profile.sites[first].is_result:
-                found.append(Span(saved - 1, saved, pack.bytes + packing - costs.workspaces[saved - 1]))
-            else:
-                found.append(Span(saved, saved + 1, packing - costs.not_yet(saved)))
-            reads = {timeline.read[site] for site in pack.savers} - {None}
-            found += [Span(read, read + 1, unpacking - costs.not_yet(read)) for read in reads if read is not None]
-        return [span for span in found if span.bytes > 0]
-
-    def _sources(self, offer: Offer) -> list[Link]:
-        """What others must do for what is made again: tell the values it is made of."""
-        found: dict[int, frozenset[int]] = {}
-        for site, way in offer.derived:
-            reruns = self.profile.sites[site].reruns[way]
-            for source in self.profile.sites[site].sources[way]:
-                item = self._item_of.get(source)
-                if item is None:
-                    continue
-                is_main = source == main_source(self.profile, site, way)
-                states = (offer.source,) if is_main else SOURCES[offer.source == MULTIPLIED]
-                telling = frozenset(
-                    number
-                    for number, other in enumerate(self.offers[item])
-                    if self._tells(other, source, reruns) and _state(other, source) in states
-                )
-                found[item] = found.get(item, telling) & telling
-            found = self._not_by_earlier_ways(found, site, way)
-        return list(found.items())
-
-    def _not_by_earlier_ways(self, found: dict[int, frozenset[int]], site: int, way: int) -> dict[int, frozenset[int]]:
-        """Backward takes the first way that is open: of each one before, a source must not tell its values."""
-        sources, reruns = self.profile.sites[site].sources, self.profile.sites[site].reruns
-        for earlier in range(way):
-            apart = next((s for s in sources[earlier] if s not in sources[way] and s in self._item_of), None)
-            if apart is not None:
-                item = self._item_of[apart]
-                offers = self.offers[item]
-                telling = {n for n, offer in enumerate(offers) if self._tells(offer, apart, reruns[earlier])}
-                silent = frozenset(range(len(offers) + len(self.beyond(self.items[item])))) - telling
-                found[item] = found.get(item, silent) & silent
-        return found
-
-    def _tells(self, offer: Offer, source: int, reruns: int) -> bool:
-        """As runtime/deriving.py: whether what is kept stands for the values."""
-        ways = dict(offer.derived)
-        if source in ways:
-            return self.profile.sites[source].reruns[ways[source]] + reruns <= MOST_RERUNS
-        codec = next((pack.codec for pack in offer.packs if source in pack.savers), None)
-        if codec is None or isinstance(codec, (Keep, Derive)) or codec.holds_values:
-            return True
-        site = self.profile.sites[source]
-        is_bits = site.need is Need.MASK and site.fn in ("bool", "dropout")
-        return isinstance(codec, Lossless) and (site.need in (Need.WEIGHT, Need.INDEX) or is_bits)
 
     # --- fused ops ---
 
@@ -404,14 +289,6 @@ class Choices:
             most_error=tolerance.max_error**2,
             most_link=CARRIED * self.costs.forward_seconds,
         )
-
-
-def _state(offer: Offer, site: int) -> str:
-    """Where the values of a site are."""
-    if site in dict(offer.derived):
-        return MULTIPLIED if offer.multiplies else DERIVED
-    packs = (pack for pack in offer.packs if site in pack.savers)
-    return GROUPS if any(isinstance(pack.codec, Quant) for pack in packs) else KEPT
 
 
 def _with_entering(offers: Sequence[Offer], running: Running, item: Item) -> tuple[Offer, ...]:

@@ -276,22 +276,6 @@ def is_product(profile: Profile, run: int) -> bool:
     return run != NO_SITE and profile.sites[run].node in PRODUCTS
 
 
-def spans_of(profile: Profile, item: Item, offer: Offer) -> list[Span]:
-    """What an offer adds to each event of the step; see NOTE [What a storage adds] in spec/timeline.py."""
-    timeline = profile.timeline
-    assert timeline is not None
-    if offer.codecs:
-        return [
-            Span(min(timeline.saved[s] for s in pack.savers), max(map(timeline.end, pack.savers)), pack.bytes)
-            for pack in offer.packs
-        ]
-    found = []
-    for number in item.storages:
-        storage = profile.storages[number]
-        found.append(Span(timeline.freed[number], max(map(timeline.end, storage.savers)), storage.bytes))
-    return [span for span in (*found, *dense_again(profile, item)) if span.start < span.stop]
-
-
 def dense_again(profile: Profile, item: Item, sites: Collection[int] | None = None) -> Iterator[Span]:
     """The dense copies that the timeline has while backward reads, where there is no need of them: of all savers, or of
     those of `sites`.

@@ -15,6 +15,10 @@ class Span:
     bytes: int
 
 
+Link = tuple[int, frozenset[int]]
+"""(group, options of it): the group must take one of those."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One thing that can be done to a group (a storage, or a region that may be recomputed)."""
@@ -27,8 +31,8 @@ class Option:
     """Bytes held at the end of forward."""
     spans: tuple[Span, ...] = ()
     """What it adds to the bytes of each event; what a span takes away is negative."""
-    needs: tuple[tuple[int, frozenset[int]], ...] = ()
-    """(group, options of it): this one may be chosen only if that group takes one of those."""
+    needs: tuple[Link, ...] = ()
+    """Without which this one may not be chosen."""
     link: float = 0.0
     """Seconds for which it keeps the link to the host busy; negative where the device waits for the link meanwhile."""
 
