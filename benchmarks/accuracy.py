@@ -8,9 +8,10 @@
     python benchmarks/accuracy.py --table one.json other.json     # the table of trainings done before
     python benchmarks/accuracy.py --table one.json --curve "dropit(keep=*)" --plot out/keep.png
 
-Tasks: ResNet-18, a small ViT and a small ResMLP on CIFAR-10; MiniLM fine-tuned on SST-2 and on TREC; a character GPT on
-TinyShakespeare. Sizes and recipes stand in benchmarks/tasks/__init__.py. bf16 autocast on a GPU, single precision on a
-CPU. All configurations of a seed begin with the same weights and see the same batches and dropout draws.
+Tasks: ResNet-18, ResNet-20 (for a CPU), a small ViT and a small ResMLP on CIFAR-10; MiniLM fine-tuned on SST-2 and on
+TREC; a character GPT on TinyShakespeare. Sizes and recipes stand in benchmarks/tasks/__init__.py. bf16 autocast on a
+GPU, single precision on a CPU. All configurations of a seed begin with the same weights and see the same batches and
+dropout draws.
 
 A configuration is `untouched`, what `slimgrad.apply` takes as text, or "plan(budget='8x')", planned for a batch of the
 training. Storages from 64 KiB on are packed, and each row

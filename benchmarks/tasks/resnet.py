@@ -1,14 +1,13 @@
-"""ResNet-18 as it is used for CIFAR."""
+"""ResNet-18 and ResNet-20 as they are used for CIFAR."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from tasks.base import Places
 from tasks.images import CLASSES
-
-WIDTHS = (64, 128, 256, 512)
-BLOCKS = 2
 
 
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -31,11 +30,19 @@ class BasicBlock(nn.Module):
 
 
 def resnet18(places: Places) -> nn.Module:
-    """The stem is a 3x3 convolution without pooling, because the images are small."""
-    layers: list[nn.Module] = [convolution(3, WIDTHS[0], 3), nn.ReLU(inplace=True)]
-    inputs = WIDTHS[0]
-    for number, outputs in enumerate(WIDTHS):
-        for block in range(BLOCKS):
+    return resnet(widths=(64, 128, 256, 512), blocks=2)
+
+
+def resnet20(places: Places) -> nn.Module:
+    return resnet(widths=(16, 32, 64), blocks=3)
+
+
+def resnet(widths: Sequence[int], blocks: int) -> nn.Module:
+    """So many blocks of each width. The stem is a 3x3 convolution without pooling, because the images are small."""
+    layers: list[nn.Module] = [convolution(3, widths[0], 3), nn.ReLU(inplace=True)]
+    inputs = widths[0]
+    for number, outputs in enumerate(widths):
+        for block in range(blocks):
             layers.append(BasicBlock(inputs, outputs, stride=2 if number > 0 and block == 0 else 1))
             inputs = outputs
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES))
