@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -187,12 +188,20 @@ class ChainCase:
         return found
 
 
-FUNCTIONS = {
+def slope_of(name: str, x: Tensor) -> Tensor:
+    """By autograd."""
+    x = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(FUNCTIONS[name](x).sum(), x)
+    return slope
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
+    **{f"d_{name}": partial(slope_of, name) for name in ("gelu", "gelu_tanh", "silu")},
 }
 
 

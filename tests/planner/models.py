@@ -14,9 +14,20 @@ from slimgrad.planner.calibration import Rate
 
 FUSED = Rate(call=1.0, pack=4e-9, unpack=4e-9, pack_scratch=1.0, unpack_scratch=2.25)
 """Too slow for any plan, but its temporaries are those of a CPU."""
-SPEEDS = sg.Calibration(device="test", torch="", copy=2e9, flops={"float32": 2e10}, launch=3e-6, rates={"fused": FUSED})
+FAST = replace(FUSED, call=1e-6, pack=1e-10, unpack=1e-10)
+GROUPED = replace(FUSED, pack_scratch=0.64, unpack_scratch=2.0)
+"""The same of an op that packs what it is given."""
+SPEEDS = sg.Calibration(
+    device="test",
+    torch="",
+    copy=2e9,
+    flops={"float32": 2e10},
+    launch=3e-6,
+    rates={"fused": FUSED, "grouped": GROUPED},
+)
 """Made up, so that nothing is measured in tests and plans are the same everywhere."""
-FAST_OPS = replace(SPEEDS, rates={"fused": replace(FUSED, call=1e-6, pack=1e-10, unpack=1e-10)})
+FAST_OPS = replace(SPEEDS, rates={"fused": FAST, "grouped": GROUPED})
+FAST_GROUPS = replace(SPEEDS, rates={"fused": FUSED, "grouped": replace(GROUPED, call=1e-6, pack=1e-10, unpack=1e-10)})
 """The same, where fused ops are faster than what they stand in for."""
 
 Case = tuple[nn.Module, dict[str, Any]]

@@ -9,7 +9,7 @@ import torch
 
 import slimgrad as sg
 from slimgrad.planner import calibration
-from slimgrad.planner.calibration import CHAINED, FUSED, LINK, Rate, cases_for, measure, rate_key
+from slimgrad.planner.calibration import CHAINED, FUSED, GROUPED, LINK, Rate, cases_for, measure, rate_key
 from slimgrad.spec import Need
 
 
@@ -20,7 +20,7 @@ def speeds() -> sg.Calibration:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "SIZES", {"cpu": (2**10, 2**14), "cuda": (2**10, 2**14)})
         found = measure(torch.device("cpu"), lambda *step: told.append(step))
-    steps = len(cases_for(torch.device("cpu"))) + 4
+    steps = len(cases_for(torch.device("cpu"))) + 5
     assert [done for done, _, _ in told] == list(range(steps + 1)) and {said for _, said, _ in told} == {steps}
     return found
 
@@ -28,7 +28,7 @@ def speeds() -> sg.Calibration:
 def test_speeds_are_positive_and_every_case_has_its_rate(speeds: sg.Calibration) -> None:
     assert speeds.copy > 1e7 and speeds.launch > 0 and all(flops > 1e7 for flops in speeds.flops.values())
     keys = [rate_key(case.codec, case.demand.need) for case in cases_for(torch.device("cpu"))]
-    assert set(speeds.rates) == {*keys, FUSED, CHAINED}
+    assert set(speeds.rates) == {*keys, FUSED, GROUPED, CHAINED}
     for rate in speeds.rates.values():
         assert min(rate.call, rate.pack, rate.unpack, rate.pack_scratch, rate.unpack_scratch) >= 0
         assert rate.seconds(2**20, 1) > 0

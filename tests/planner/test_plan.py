@@ -25,7 +25,7 @@ from slimgrad.planner.offers import CHOICES
 from slimgrad.planner.program import Program
 from slimgrad.profiler.meter import measured_step
 from tests.models import hook_count
-from tests.planner.models import FAST_OPS, MODELS, SPEEDS, Case, made
+from tests.planner.models import FAST_GROUPS, FAST_OPS, MODELS, SPEEDS, Case, made
 
 
 def gradients(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
@@ -40,14 +40,14 @@ def step(model: nn.Module, batch: dict[str, Tensor]) -> None:
     model(**batch).loss.backward()
 
 
-@pytest.mark.parametrize("speeds", [SPEEDS, FAST_OPS], ids=["", "fused"])
+@pytest.mark.parametrize(("speeds", "ops"), [(SPEEDS, ""), (FAST_OPS, "fewbit"), (FAST_GROUPS, "quant")])
 @pytest.mark.parametrize("budget", ["1.5x", "3x", "6x"])
 @pytest.mark.parametrize("name", MODELS)
-def test_what_a_plan_promises_is_what_a_step_takes(name: str, budget: str, speeds: sg.Calibration) -> None:
+def test_what_a_plan_promises_is_what_a_step_takes(name: str, budget: str, speeds: sg.Calibration, ops: str) -> None:
     """On a CPU, by the allocator's own account. What oneDNN lays out anew for convolutions is not foreseen."""
     model, batch = made(name)
     plan = sg.plan(sg.profile(model, batch, fake=True), budget, calibration=speeds)
-    assert bool(plan.fused) is (speeds is FAST_OPS and name != "resnet")
+    assert {what.partition("(")[0] for _, what in plan.fused} == ({ops} - {""} if name != "resnet" else set())
     run = sg.apply(model, plan, batch=batch)
     step(model, batch)
     kept = run.report().kept_after
@@ -286,7 +286,7 @@ def test_modules_that_an_op_computes_faster_are_computed_by_it(case: tuple[Case,
     assert [path for path, _ in plan.fused] == [f"transformer.h.{layer}.mlp.act" for layer in range(3)]
     assert plan.slowdown < 1 and 0 < plan.error < 0.1
     told = plan.explain()
-    assert "3 modules computed by fused ops" in told and "keeps a derivative in three bits" in told
+    assert "3 modules computed by fused ops" in told and "which keep a derivative in 3 bits" in told
     fused = [action for action in plan.actions if action.what == "fused"]
     assert len(fused) == 3 * 4 and sum(action.after for action in fused) == 3 * 8 * 128 * 256 * 3 // 8
     assert sg.Plan.from_json(plan.to_json()) == plan
@@ -308,6 +308,19 @@ def test_a_formula_that_an_op_computes_makes_nothing_that_could_be_derived(case:
     plan = sg.plan(case[1], "6x", allow=["fewbit", "derive", "lossless", "quant"], calibration=FAST_OPS)
     derived = {action.path for action in plan.actions if action.what.startswith("derive")}
     assert plan.fused and not any(path.replace(".act", ".c_proj") in derived for path, _ in plan.fused)
+
+
+def test_what_a_module_made_is_derived_of_the_groups_that_an_op_keeps(case: tuple[Case, sg.Profile]) -> None:
+    plan = sg.plan(case[1], "3x", allow=["derive", "lossless", "quant"], calibration=FAST_GROUPS)
+    assert plan.fused == tuple((f"transformer.h.{n}.mlp.act", "quant(bits=4, fused=True)") for n in range(3))
+    derived = {action.path for action in plan.actions if action.what.startswith("derive")}
+    assert derived >= {f"transformer.h.{n}.mlp.c_proj" for n in range(3)}
+    fused = [action for action in plan.actions if action.what == "fused"]
+    assert sum(action.after for action in fused) == 3 * (8 * 128 * 256) * (4 + 32 / 128) / 8
+    assert "which keep what they are given in 4 bits" in plan.explain()
+    for allow in (["derive", "lossless", "fewbit"], ["lossless", "quant"]):
+        without = sg.plan(case[1], "1.5x", allow=allow, calibration=FAST_GROUPS)
+        assert not any(what.startswith("quant") for _, what in without.fused)
 
 
 class Positioned(nn.Module):

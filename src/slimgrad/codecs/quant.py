@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slimgrad import kernels
 from slimgrad.codecs.base import ITSELF, Codec, Demand, Packed, Treatment, per_layout, values_and_masks
+from slimgrad.codecs.selection import check_flag
 from slimgrad.errors import SpecError
 from slimgrad.kernels.groups import DTYPES, GROUP_SIZES, PLANES, Groups
 from slimgrad.spec import Need
@@ -25,6 +26,8 @@ class Quant(Codec):
     """Values in 8, 4, 3 or 2 bits, each off by half a step of its group at most; by a step if rounding is stochastic.
 
     Stochastic rounding has no bias; it depends on `seed` and the data alone and takes nothing from torch's generators.
+    With `fused`, modules that are a GELU or SiLU are computed by an op that packs what it is given while it reads it,
+    goes back by those bits, and can tell from them what it made: `"derive(); quant(fused=True)"` keeps nothing else.
     """
 
     holds_values: ClassVar[bool] = True
@@ -34,6 +37,7 @@ class Quant(Codec):
     group: int = 128
     rounding: Literal["nearest", "stochastic"] = "nearest"
     seed: int = 0
+    fused: bool = False
 
     def __post_init__(self) -> None:
         if type(self.bits) is not int or self.bits not in PLANES:
@@ -44,7 +48,7 @@ class Quant(Codec):
             raise SpecError(f"Quant: rounding must be 'nearest' or 'stochastic', found {self.rounding!r}")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
             raise SpecError(f"Quant: seed must be an integer from 0 to 2**31 - 1, found {self.seed!r}")
-
+        check_flag("Quant", "fused", self.fused)
         for name, zeros in (("_plain", False), ("_zeros", True)):  # made once, because every pack asks
             how = Groups(self.bits, self.group, zeros, self.rounding == "stochastic", self.seed)
             object.__setattr__(self, name, how)

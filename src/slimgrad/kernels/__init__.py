@@ -20,7 +20,7 @@ from torch.compiler import is_compiling
 from slimgrad.kernels import library
 from slimgrad.kernels.blocks import Grid
 from slimgrad.kernels.bounds import Coding
-from slimgrad.kernels.chains import Chain, Step
+from slimgrad.kernels.chains import DERIVATIVES, SAME, Chain, Step
 from slimgrad.kernels.codes import Buckets, Pointwise
 from slimgrad.kernels.geometry import Layout, Windows, is_dense, is_dense_layout
 from slimgrad.kernels.groups import Groups
@@ -31,6 +31,7 @@ from slimgrad.kernels.packers import (
     Chainer,
     Fusion,
     FusionByFunctions,
+    FusionByGroups,
     Packer,
     Picker,
     PickerByFunctions,
@@ -53,6 +54,7 @@ __all__ = [
     "Coding",
     "Fusion",
     "FusionByFunctions",
+    "FusionByGroups",
     "Grid",
     "Groups",
     "Interval",
@@ -75,6 +77,8 @@ __all__ = [
     "gated_backward",
     "gated_forward",
     "group_packer",
+    "grouped_forward",
+    "grouped_fusion",
     "is_dense",
     "is_dense_layout",
     "keep_blocks",
@@ -196,6 +200,13 @@ def gated_backward(
     return twin("gated", a.device, force).gated_backward(a, b, dy, function)  # type: ignore[no-any-return]
 
 
+def grouped_forward(
+    x: Tensor, how: Groups, function: str, out: Tensor | None = None, *, force: Backend | None = None
+) -> tuple[Tensor, Tensor]:
+    """f(x) of a dense x, to rounding, and what `pack_groups` makes of x; with `out=x` in the place of x. Eager only."""
+    return twin("quant", x.device, force).grouped_forward(x, how, function, out)  # type: ignore[no-any-return]
+
+
 def pick_largest(x: Tensor, picks: Picks, *, force: Backend | None = None) -> tuple[Tensor, ...]:
     """The elements of a dense tensor that are largest in magnitude, in memory order, and their places; and the signs of
     the others, if the picks are signed: see picks.py.
@@ -311,6 +322,14 @@ def fusion(layout: Layout, unit: Pointwise) -> Fusion:
     return _launched("pointwise", layout, unit) or FusionByFunctions(
         lambda x, out: pointwise_forward(x, unit, out), lambda codes, dy: pointwise_backward(codes, dy, unit)
     )
+
+
+def grouped_fusion(layout: Layout, how: Groups, function: str, *, force: Backend | None = None) -> FusionByGroups:
+    """`grouped_forward`, f' * dY and f(x) once more, for one layout. Eager only."""
+    value, slope = Chain(how, (Step(function),)), Chain(how, (Step(DERIVATIVES[function]), Step("mul", SAME)))
+    chaining, quant = twin("chaining", layout.device, force), twin("quant", layout.device, force)
+    values, slopes = chaining.chainer(layout, value, ()), chaining.chainer(layout, slope, (layout.dtype,))
+    return FusionByGroups(quant.grouping(layout, how, function), value, values, slopes)
 
 
 def picker(layout: Layout, picks: Picks) -> Picker:

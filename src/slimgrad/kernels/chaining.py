@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slimgrad.kernels.chains import MOST_STEPS, SPREAD, Chain, Step, check_chain
-from slimgrad.kernels.formulas import value_of
+from slimgrad.kernels.formulas import slope_of, value_of
 from slimgrad.kernels.geometry import LANES as LANES_EACH
 from slimgrad.kernels.geometry import TILE as ELEMENTS
 from slimgrad.kernels.geometry import Layout
@@ -117,8 +117,12 @@ def _operand(
     OCTETS: tl.constexpr = TILE // LANES
     octet = (tile * OCTETS).to(tl.int32) + tl.arange(0, OCTETS)
     if KIND == "same":
-        cell = octet[:, None].to(tl.int64) * LANES + tl.arange(0, LANES)[None, :]
-        found = float32(tl.load(ptr + cell, mask=cell < n, other=1.0))
+        cell = tl.arange(0, OCTETS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+        left = n - tile * TILE
+        if left >= TILE:  # with a mask, elements are loaded one by one
+            found = float32(tl.load(ptr + tile * TILE + cell))
+        else:
+            found = float32(tl.load(ptr + tile * TILE + cell, mask=cell < left, other=1.0))
     elif KIND == "packed":
         found = tl.reshape(tile_values(ptr, tile, tiles, BITS, GROUP, ZEROS, LARGEST), [OCTETS, LANES])
     else:
@@ -155,6 +159,8 @@ def _step(
         else:
             tl.static_assert(OP == "div", "an operation that is not known here")
             values = values / operand
+    elif OP == "d_gelu" or OP == "d_gelu_tanh" or OP == "d_silu":
+        values = slope_of(values, OP, PRECISE, NATIVE)
     elif OP != "":
         values = value_of(values, OP, PRECISE, NATIVE)
     return values

@@ -25,6 +25,8 @@ SPREAD, SAME, PACKED = "spread", "same", "packed"
 OPERANDS = (SPREAD, SAME, PACKED)
 OPERATIONS = ("add", "sub", "mul", "div")
 FUNCTIONS = ("gelu", "gelu_tanh", "silu", "sigmoid", "relu")
+DERIVATIVES = {"gelu": "d_gelu", "gelu_tanh": "d_gelu_tanh", "silu": "d_silu"}
+"""Of some of them, functions as well."""
 
 MOST_ELEMENTS = 2**31 - 1
 """What kernels count in 32 bits."""
@@ -56,7 +58,8 @@ def check_chain(chain: Chain, packed: Tensor, operands: Sequence[Tensor], layout
     check_packed(packed, n, chain.how.nbytes(n))
     wanted = [step for step in chain.steps if step.operand]
     known = all(
-        (step.op in OPERATIONS and step.operand in OPERANDS) or (step.op in FUNCTIONS and not step.operand)
+        (step.op in OPERATIONS and step.operand in OPERANDS)
+        or (step.op in (*FUNCTIONS, *DERIVATIVES.values()) and not step.operand)
         for step in chain.steps
     )
     if not known or len(chain.steps) > MOST_STEPS or len(wanted) != len(operands):

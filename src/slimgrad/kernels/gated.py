@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from slimgrad.kernels import reference_gated
-from slimgrad.kernels.formulas import FAR, logistic, normal_tail
+from slimgrad.kernels.formulas import value_and_slope
 from slimgrad.kernels.geometry import Layout
-from slimgrad.kernels.halves import exp2, is_native
+from slimgrad.kernels.halves import is_native
 from slimgrad.kernels.launch import device_of
 from slimgrad.kernels.reference_gated import check_gated
 from slimgrad.kernels.tiles import float32, rounded
@@ -109,41 +109,6 @@ def _is_row_major(layout: Layout) -> bool:
 
 
 @triton.jit
-def _density(x, NATIVE: tl.constexpr):
-    """Of the normal distribution."""
-    return 0.3989422804014327 * exp2(x * x * -0.7213475204444817, NATIVE)
-
-
-@triton.jit
-def _value_and_slope(x, FUNCTION: tl.constexpr, PRECISE: tl.constexpr, NATIVE: tl.constexpr):
-    """f(x) and f'(x) in float32. What a kernel does not use, the compiler leaves out."""
-    if FUNCTION == "gelu" and PRECISE:
-        below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
-        value = x * below
-        slope = below + x * _density(x, NATIVE)
-    elif FUNCTION == "gelu":  # by |x|, so that below zero no digits get lost
-        size = tl.minimum(tl.abs(x), FAR, propagate_nan=tl.PropagateNan.ALL)
-        tail = normal_tail(size, NATIVE)
-        value = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - size * tail
-        negative = tail - size * _density(size, NATIVE)
-        slope = tl.where(x > 0.0, 1.0 - negative, negative)
-    elif FUNCTION == "gelu_tanh":  # (1 + tanh(u)) / 2 is the logistic function of 2u
-        s = logistic(x * (1.5957691216057308 + 0.07135481282724548 * x * x), NATIVE)
-        value = x * s
-        slope = s + value * (1.0 - s) * (1.5957691216057308 + 0.21406443848173644 * x * x)
-    elif FUNCTION == "sigmoid":
-        value = logistic(x, NATIVE)
-        slope = value * (1.0 - value)
-    else:
-        tl.static_assert(FUNCTION == "silu" or FUNCTION == "quick_gelu", "a function that has no formula here")
-        SCALE: tl.constexpr = 1.702 if FUNCTION == "quick_gelu" else 1.0
-        s = logistic(SCALE * x, NATIVE)
-        value = x * s
-        slope = s + SCALE * value * (1.0 - s)
-    return value, slope
-
-
-@triton.jit
 def _operands(a_ptr, b_ptr, columns, a_pitch, b_pitch, BLOCK: tl.constexpr):
     """The program's part of a and b, where it lies in what has no gaps, and which elements exist."""
     blocks = tl.cdiv(columns, BLOCK)
@@ -169,7 +134,7 @@ def _forward_kernel(
 ):
     OUT: tl.constexpr = y_ptr.dtype.element_ty
     a, b, at, real = _operands(a_ptr, b_ptr, columns, a_pitch, b_pitch, BLOCK)
-    value, _ = _value_and_slope(a, FUNCTION, tl.float32 == OUT, NATIVE)
+    value, _ = value_and_slope(a, FUNCTION, tl.float32 == OUT, NATIVE)
     tl.store(y_ptr + at, rounded(value * b, OUT), mask=real)
 
 
@@ -190,6 +155,6 @@ def _backward_kernel(
     OUT: tl.constexpr = da_ptr.dtype.element_ty
     a, b, at, real = _operands(a_ptr, b_ptr, columns, a_pitch, b_pitch, BLOCK)
     dy = float32(tl.load(dy_ptr + at, mask=real, other=0.0))
-    value, slope = _value_and_slope(a, FUNCTION, tl.float32 == OUT, NATIVE)
+    value, slope = value_and_slope(a, FUNCTION, tl.float32 == OUT, NATIVE)
     tl.store(da_ptr + at, rounded(dy * b * slope, OUT), mask=real)
     tl.store(db_ptr + at, rounded(dy * value, OUT), mask=real)

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from slimgrad.kernels.blocks import Grid
+from slimgrad.kernels.chains import Chain
 
 
 class Packer(Protocol):
@@ -44,6 +45,25 @@ class FusionByFunctions(NamedTuple):
 
     forward: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
     backward: Callable[[Tensor, Tensor], Tensor]
+
+
+class FusionByGroups(NamedTuple):
+    """f(x) together with x in groups of a few bits, which tell f(x) once more, and its slope."""
+
+    together: Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+    chain: Chain
+    """By which `values` makes f(x)."""
+    values: Chainer
+    slopes: Chainer
+
+    def forward(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.together(x, out)
+
+    def backward(self, packed: Tensor, dy: Tensor) -> Tensor:
+        return self.slopes.unpack(packed, (dy,))
+
+    def value(self, packed: Tensor) -> Tensor:
+        return self.values.unpack(packed, ())
 
 
 class Picker(Protocol):

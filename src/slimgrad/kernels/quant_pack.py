@@ -3,6 +3,8 @@
 A program is one warp and treats one tile as [rounds, groups, threads of a group, lanes]; see NOTE [Tiles], groups.py.
 Only the last tile may be ragged, so only it has masks. Tiles without a wild group, that is all of them in a healthy
 training, take a short way that tests nothing per element; with one warp, asking costs no barrier.
+
+A nonlinearity may be computed on the way: x is read once for both.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -12,6 +14,7 @@ import triton
 import triton.language as tl
 
 from slimgrad.kernels import reference_groups
+from slimgrad.kernels.formulas import value_of
 from slimgrad.kernels.tiles import (
     GOLDEN,
     INTERPRETED,
@@ -26,6 +29,7 @@ from slimgrad.kernels.tiles import (
     hashed,
     lanes,
     mixed,
+    rounded,
 )
 
 RAISE = tl.constexpr(reference_groups.RAISE)
@@ -45,17 +49,23 @@ def _largest(a, b):
 
 
 @triton.jit
+def _has_nan(x):
+    """Of each group. Some versions of the interpreter lose NaN where they reduce."""
+    return tl.max(tl.max(tl.max(tl.where(x == x, 0, 1), 3), 0), 1) != 0
+
+
+@triton.jit
 def _low_of(x):
     """The least of each group, [rounds, groups, threads, lanes] -> [1, groups, 1, 1]; NaN if there is one."""
     if INTERPRETED:
-        return tl.min(tl.min(tl.min(x, 3), 0), 1)[None, :, None, None]
+        return tl.where(_has_nan(x), float("nan"), tl.min(tl.min(tl.min(x, 3), 0), 1))[None, :, None, None]
     return tl.reduce(tl.reduce(tl.reduce(x, 3, _least), 0, _least), 1, _least)[None, :, None, None]
 
 
 @triton.jit
 def _high_of(x):
     if INTERPRETED:
-        return tl.max(tl.max(tl.max(x, 3), 0), 1)[None, :, None, None]
+        return tl.where(_has_nan(x), float("nan"), tl.max(tl.max(tl.max(x, 3), 0), 1))[None, :, None, None]
     return tl.reduce(tl.reduce(tl.reduce(x, 3, _largest), 0, _largest), 1, _largest)[None, :, None, None]
 
 
@@ -267,10 +277,23 @@ def _store(out_ptr, codes, scales, BITS: tl.constexpr, GROUPS: tl.constexpr):
     tl.store(scale_ptr + tile * GROUPS + tl.arange(0, GROUPS), tl.reshape(scales, [GROUPS]))
 
 
+@triton.jit
+def _store_values(y_ptr, x, left, WHOLE: tl.constexpr, FUNCTION: tl.constexpr, NATIVE: tl.constexpr):
+    """f of a tile, in the order of memory."""
+    OUT: tl.constexpr = y_ptr.dtype.element_ty
+    y = tl.reshape(rounded(value_of(x, FUNCTION, tl.float32 == OUT, NATIVE), OUT), [TILE])
+    cell = tl.arange(0, TILE)
+    if WHOLE:
+        tl.store(y_ptr + cell, y)
+    else:
+        tl.store(y_ptr + cell, y, mask=cell < left)
+
+
 @triton.jit(do_not_specialize=["n", "seed"])
 def pack_kernel(
     x_ptr,
     out_ptr,
+    y_ptr,
     n,
     seed,
     BITS: tl.constexpr,
@@ -284,7 +307,10 @@ def pack_kernel(
     TAME: tl.constexpr,
     LEAST: tl.constexpr,
     PAIRS: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
+    """Codes and scales of x; with a function, also f(x) to `y_ptr`, which is None otherwise."""
     GROUPS: tl.constexpr = TILE // GROUP
     SHARE: tl.constexpr = THREADS // GROUPS
     tile = tl.program_id(0).to(tl.int64)
@@ -307,6 +333,8 @@ def pack_kernel(
         if tame:
             codes, scales = _tame_codes(x, low, high, number, seed, pair, LAST, FACTOR, LEAST, ZEROS, STOCHASTIC)
             _store(out_ptr, codes, scales, BITS, GROUPS)
+            if FUNCTION != "":
+                _store_values(y_ptr + tile * TILE, x, left, True, FUNCTION, NATIVE)
     if not tame:  # reads again, so that the short way need not hold its registers for this one
         exists = tl.reshape(cell < left, [ROUNDS, GROUPS, SHARE, LANES])
         x = tl.reshape(float32(tl.load(x_ptr + cell, mask=cell < left, other=0.0)), [ROUNDS, GROUPS, SHARE, LANES])
@@ -314,3 +342,5 @@ def pack_kernel(
             x, exists, number, seed, pair, LAST, FACTOR, WILD_LAST, WILD_FACTOR, TAME, LEAST, ZEROS, STOCHASTIC
         )
         _store(out_ptr, codes, scales, BITS, GROUPS)
+        if FUNCTION != "":
+            _store_values(y_ptr + tile * TILE, x, left, False, FUNCTION, NATIVE)

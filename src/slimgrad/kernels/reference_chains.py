@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slimgrad.kernels.chains import PACKED, SPREAD, Chain, Step, check_chain
+from slimgrad.kernels.chains import DERIVATIVES, PACKED, SPREAD, Chain, Step, check_chain
 from slimgrad.kernels.geometry import Layout
+from slimgrad.kernels.reference_gated import FUNCTIONS as FORMULAS
+from slimgrad.kernels.reference_gated import Formula
 from slimgrad.kernels.reference_groups import unpack_groups
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -20,12 +22,19 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mul": Tensor.mul_,
     "div": Tensor.div_,
 }
+
+
+def _slope(formula: Formula) -> Callable[[Tensor], Tensor]:
+    return lambda x: formula.chain(torch.ones_like(x), x)
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "relu": torch.relu,
+    **{name: _slope(FORMULAS[of]) for of, name in DERIVATIVES.items()},
 }
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from slimgrad.kernels.geometry import LANES, ROUNDS, THREADS, TILE, check_dense
+from slimgrad.kernels.geometry import LANES, ROUNDS, THREADS, TILE, Layout, check_dense
 from slimgrad.kernels.groups import PLANES, SPECIALS, TAME, Groups, check_groups, check_packed
 from slimgrad.kernels.reference import chunks, unwoven, woven
+from slimgrad.kernels.reference_gated import FUNCTIONS
 
 GOLDEN = 0x9E3779B9
 """2**32 over the golden ratio: multiples of it are spread evenly."""
@@ -37,6 +38,15 @@ def pack_groups(x: Tensor, how: Groups) -> Tensor:
             plane[span] = woven(codes, shift, width)
             shift += width
     return out
+
+
+def grouped_forward(x: Tensor, how: Groups, function: str, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    packed, y = pack_groups(x, how), FUNCTIONS[function].value(x.detach())
+    return (y if out is None else out.copy_(y)), packed
+
+
+def grouping(layout: Layout, how: Groups, function: str) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
+    return lambda x, out: grouped_forward(x, how, function, out)
 
 
 def unpack_groups(

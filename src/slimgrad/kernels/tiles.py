@@ -19,7 +19,7 @@ GOLDEN = tl.constexpr(reference_groups.GOLDEN)
 MIX_1 = tl.constexpr(reference_groups.HASH_MULTIPLIERS[0])
 MIX_2 = tl.constexpr(reference_groups.HASH_MULTIPLIERS[1])
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-"""The interpreter walks through a custom reduction element by element, but its own ones propagate NaN; and it cuts bits
+"""The interpreter walks through a custom reduction element by element, where its own ones are quick; and it cuts bits
 off where it should round to bf16."""
 
 

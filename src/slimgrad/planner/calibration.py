@@ -18,6 +18,7 @@ from slimgrad.kernels import Chain, Layout, Step
 from slimgrad.kernels.codes import code_bytes
 from slimgrad.kernels.groups import Groups
 from slimgrad.ops import fewbit_function
+from slimgrad.ops.grouped import GroupedFunction
 from slimgrad.profiler.meter import measured_step
 from slimgrad.spec import Need, Value
 from slimgrad.tables.store import remembered
@@ -36,8 +37,8 @@ and never too fast."""
 LINK = 2e10
 """Bytes per second to the host and back where that was not measured: what PCIe 4 carries, and pinned memory takes."""
 
-FUSED = "fused"
-"""The key of the rate of an op that computes a nonlinearity and keeps a few bits."""
+FUSED, GROUPED = "fused", "grouped"
+"""The keys of the rates of ops that compute a nonlinearity: one keeps a derivative, the other what it is given."""
 
 CHAINED = "chained"
 """The key of the rate at which a norm is made of groups."""
@@ -99,10 +100,10 @@ class Calibration(Value):
         guessed = 1 / LINK if isinstance(codec, Offload) else 3 / self.copy
         return found or Rate(call=10 * self.launch, pack=guessed, unpack=guessed)
 
-    @property
-    def fused(self) -> Rate:
+    def op_rate(self, op: Codec) -> Rate:
         """Of a nonlinearity that a fused op computes: `pack` is its forward, `unpack` its backward."""
-        return self.rates.get(FUSED) or Rate(call=4 * self.launch, pack=2.2 / self.copy, unpack=2.2 / self.copy)
+        found = self.rates.get(GROUPED if isinstance(op, Quant) else FUSED)
+        return found or Rate(call=4 * self.launch, pack=2.2 / self.copy, unpack=2.2 / self.copy)
 
     @property
     def chained(self) -> Rate:
@@ -159,6 +160,15 @@ CASES = (
 )
 
 
+FOUR = Groups(4, 128)
+
+
+def _fused_ops() -> dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], int]]]:
+    """Each with the bytes that it holds of so many elements."""
+    few = fewbit_function("gelu", 3), lambda size: code_bytes(size, 3)
+    return {FUSED: few, GROUPED: (GroupedFunction("gelu", FOUR), FOUR.nbytes)}
+
+
 def cases_for(device: torch.device) -> list[Case]:
     """Those that free anything there."""
     return [case for case in CASES if case.codec.works_on(device)]
@@ -166,7 +176,7 @@ def cases_for(device: torch.device) -> list[Case]:
 
 def speeds_of(device: torch.device, progress: Progress) -> Calibration:
     """Measured in seconds, and then remembered for this device and version of torch."""
-    return remembered(f"calibration 7: {place_of(device)}", Calibration, lambda: measure(device, progress))
+    return remembered(f"calibration 8: {place_of(device)}", Calibration, lambda: measure(device, progress))
 
 
 def place_of(device: torch.device) -> str:
@@ -194,7 +204,7 @@ def device_name(device: torch.device) -> str:
 def measure(device: torch.device, progress: Progress) -> Calibration:
     """Measure now, whatever is remembered."""
     cases = cases_for(device)
-    steps = len(cases) + 4
+    steps = len(cases) + 5
     progress(0, steps, "copying")
     copy, launch = _copy_speed(device)
     progress(1, steps, "multiplying")
@@ -203,8 +213,9 @@ def measure(device: torch.device, progress: Progress) -> Calibration:
     for number, case in enumerate(cases):
         progress(2 + number, steps, rate_key(case.codec, case.demand.need))
         rates[rate_key(case.codec, case.demand.need)] = _rate(case, device)
-    progress(steps - 2, steps, FUSED)
-    rates[FUSED] = _fused_rate(device)
+    for number, (key, (op, held)) in enumerate(_fused_ops().items()):
+        progress(steps - 3 + number, steps, key)
+        rates[key] = _fitted(*(_Costs.of_op(op, held(size), size, device) for size in _sizes(device)))
     progress(steps - 1, steps, CHAINED)
     rates[CHAINED] = _fitted(*(_Costs.of_chain(size, device) for size in _sizes(device)))
     progress(steps, steps, "done")
@@ -228,10 +239,6 @@ def _flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def _rate(case: Case, device: torch.device) -> Rate:
     return _fitted(*(_Costs.of(case, size, device) for size in _sizes(device)))
-
-
-def _fused_rate(device: torch.device) -> Rate:
-    return _fitted(*(_Costs.of_op(3, size, device) for size in _sizes(device)))
 
 
 def _sizes(device: torch.device) -> tuple[int, int]:
@@ -277,19 +284,18 @@ class _Costs:
     @classmethod
     def of_chain(cls, size: int, device: torch.device) -> _Costs:
         """A layer norm in bf16, of what is kept in 4 bits: per byte of the result, all of it for unpacking."""
-        shape, how = (size // ROW, ROW), Groups(4, 128)
-        packed = kernels.pack_groups(torch.randn(shape, device=device), how)
+        shape = (size // ROW, ROW)
+        packed = kernels.pack_groups(torch.randn(shape, device=device), FOUR)
         by_row, by_column = ("spread", ROW, 0), ("spread", 1, ROW)
         steps = (Step("sub", *by_row), Step("mul", *by_row), Step("mul", *by_column), Step("add", *by_column))
-        chain, operands = Chain(how, steps), [torch.ones(step.period or shape[0], device=device) for step in steps]
+        chain, operands = Chain(FOUR, steps), [torch.ones(step.period or shape[0], device=device) for step in steps]
         layout = Layout(torch.Size(shape), (ROW, 1), torch.bfloat16, device)
         chainer = kernels.chainer(layout, chain, tuple(operand.dtype for operand in operands))
         return cls(2 * size, 0.0, seconds_of(lambda: chainer.unpack(packed, operands), device))
 
     @classmethod
-    def of_op(cls, bits: int, size: int, device: torch.device) -> _Costs:
-        """Forward of a fused op for packing, and its backward for unpacking."""
-        op = fewbit_function("gelu", bits)
+    def of_op(cls, op: Callable[[Tensor], Tensor], held: int, size: int, device: torch.device) -> _Costs:
+        """Forward of a fused op, which holds so many bytes, for packing, and its backward for unpacking."""
         x = _values(size, device).requires_grad_()
         with torch.enable_grad():
             y = op(x)
@@ -301,9 +307,9 @@ class _Costs:
         def backward() -> Any:
             return torch.autograd.grad(y, x, dy, retain_graph=True)
 
-        scratch = (  # beside what is returned, and the codes
-            max(0, measured_step(step, device).peak - x.nbytes - codes - SPARE_BYTES) / x.nbytes
-            for step, codes in ((forward, code_bytes(size, bits)), (backward, 0))
+        scratch = (  # beside what is returned, and held
+            max(0, measured_step(step, device).peak - x.nbytes - left - SPARE_BYTES) / x.nbytes
+            for step, left in ((forward, held), (backward, 0))
         )
         return cls(x.nbytes, seconds_of(forward, device), seconds_of(backward, device), *scratch)
 

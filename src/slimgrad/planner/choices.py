@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add
 
 import torch
 
-from slimgrad.codecs import FewBit
+from slimgrad.codecs import Codec, FewBit
 from slimgrad.planner.bounds import Bound, Tolerance
 from slimgrad.planner.calibration import Calibration
 from slimgrad.planner.costs import Costs
-from slimgrad.planner.fusing import Fusible, fusibles_of, moments
+from slimgrad.planner.fusing import GROUPED_OP, Fusible, fusibles_of, moments
 from slimgrad.planner.making import Making
-from slimgrad.planner.offers import FEWBIT, RECOMPUTE, Desk, Item, Offer, dense_again, items_of
+from slimgrad.planner.offers import FUSED, RECOMPUTE, Desk, Item, Offer, dense_again, items_of
 from slimgrad.planner.plan import AGAIN, FUSING
 from slimgrad.planner.problem import Link, Option, Problem, Span
 from slimgrad.planner.regions import regions_of
@@ -33,6 +33,10 @@ WAITS = 16
 
 CARRIED = 0.8
 """Of the time that forward takes, how much the link to the host is counted on."""
+
+
+OWN = frozenset([0])
+"""How a module is computed: by its own forward."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,9 @@ class Choices:
     ) -> Choices:
         least = least_bytes(torch.device(profile.device), min_bytes)
         items = tuple(items_of(profile, least, outside=outside))
-        desk = Desk(profile, names, {site for item in items for site in item.sites})
+        fusibles = fusibles_of(profile, items, least, names)
+        desk = Desk(profile, names, {site for item in items for site in item.sites}, _grouped(fusibles))
         running = Running(profile, items, regions_of(profile) if RECOMPUTE in names else ())
-        fusibles = fusibles_of(profile, items, least) if FEWBIT in names else ()
         offers = tuple(_with_entering(desk.offers(item), running, item) for item in items)
         costs, reserved = Costs(profile, calibration, sensitivity), as_bytes(reserve)
         making = Making(costs, desk.lossy)
@@ -120,7 +124,8 @@ class Choices:
 
     @cached_property
     def _telling(self) -> Telling:
-        return Telling(self.profile, self.items, self.offers, tuple(len(self.beyond(item)) for item in self.items))
+        beyond = tuple(len(self.beyond(item)) for item in self.items)
+        return Telling(self.profile, self.items, self.offers, beyond, _grouped(self.fusibles))
 
     @cached_property
     def _spans(self) -> Spans:
@@ -146,7 +151,7 @@ class Choices:
         """Its offers, in their order, then those of `beyond`."""
         region, fusible = self.running.inside.get(item.number), self._fusing.get(item.number)
         needs = [] if region is None else [self._runs(region, again=False)]
-        needs += [] if fusible is None else [self._is_fused(fusible, fused=False)]
+        needs += [] if fusible is None else [self._computed(fusible, OWN)]
         options = [self._option(item, offer, tuple(needs)) for offer in self.offers[item.number]]
         again = () if region is None else (self._again(item, region),)
         return (*options, *again, *(() if fusible is None else (self._fused(item, fusible),)))
@@ -159,14 +164,15 @@ class Choices:
     def _runs(self, region: int, *, again: bool) -> Link:
         return len(self.items) + region, frozenset([int(again)])
 
-    def _is_fused(self, fusible: int, *, fused: bool) -> Link:
-        return len(self.items) + len(self.running.regions) + fusible, frozenset([int(fused)])
+    def _computed(self, fusible: int, ways: Collection[int]) -> Link:
+        """In one of these ways: OWN, and then the ops of which it has the choice."""
+        return len(self.items) + len(self.running.regions) + fusible, frozenset(ways)
 
     def _option(self, item: Item, offer: Offer, needs: tuple[Link, ...]) -> Option:
         if offer.codecs and not offer.entering:
             needs = (*needs, *(self._runs(region, again=False) for region in self.running.shared_with(item)))
         if offer.derived:
-            needs = (*needs, *(self._is_fused(fusible, fused=False) for fusible in self._makers_fused(offer)))
+            needs = (*needs, *self._makers(offer))
         kept = offer.held if offer.codecs else self.bytes_of(item)
         return Option(
             seconds=self.costs.seconds(offer) + self.making.seconds(offer),
@@ -187,36 +193,45 @@ class Choices:
         """Item -> the module for which alone it is kept, of those that an op may compute."""
         return {item: place for place, fusible in enumerate(self.fusibles) for item in fusible.items}
 
-    def _makers_fused(self, offer: Offer) -> list[int]:
-        """The modules whose own forward must run, for what is derived to be made of what it saves."""
+    def _makers(self, offer: Offer) -> Iterator[Link]:
+        """How modules must be computed for what is derived to be made of what is saved there."""
         sources = {source for site, way in offer.derived for source in self.profile.sites[site].sources[way]}
-        return [place for place, fusible in enumerate(self.fusibles) if not sources.isdisjoint(fusible.sites)]
+        for place, fusible in enumerate(self.fusibles):
+            if not sources.isdisjoint(fusible.sites):
+                is_fused = offer.source == FUSED and GROUPED_OP in fusible.ops
+                yield self._computed(place, OWN if not is_fused else [1 + fusible.ops.index(GROUPED_OP)])
 
-    def codes_in(self, item: Item) -> int:
+    def held_in(self, item: Item, choice: Sequence[int]) -> int:
         """What is kept of it where a fused op computes the module: of several items, the first has it all."""
-        fusible = self.fusibles[self._fusing[item.number]]
-        return fusible.codes if fusible.items[0] == item.number else 0
+        place = self._fusing[item.number]
+        fusible, way = self.fusibles[place], choice[len(self.items) + len(self.running.regions) + place]
+        return fusible.held[way - 1] if way and fusible.items[0] == item.number else 0
 
     def _fused(self, item: Item, fusible: int) -> Option:
         """It is not there at all."""
         timeline = self.profile.timeline
         assert timeline is not None
-        return Option(0.0, 0.0, 0, tuple(dense_again(self.profile, item)), (self._is_fused(fusible, fused=True),))
+        by_an_op = self._computed(fusible, range(1, 1 + len(self.fusibles[fusible].ops)))
+        return Option(0.0, 0.0, 0, tuple(dense_again(self.profile, item)), (by_an_op,))
 
     def _fusible_options(self, fusible: Fusible) -> tuple[Option, ...]:
+        """In the order of OWN and its ops."""
+        by_ops = (self._op_option(fusible, op, held) for op, held in zip(fusible.ops, fusible.held, strict=True))
+        return Option(0.0, 0.0, 0), *by_ops
+
+    def _op_option(self, fusible: Fusible, op: Codec, held: int) -> Option:
         timeline, costs = self.profile.timeline, self.costs
         assert timeline is not None
         start, stop = min(call.start for call in fusible.calls), max(map(timeline.end, fusible.sites))
-        while_it_runs = moments(self.profile, self.items, fusible, costs.calibration.fused)
+        while_it_runs = moments(self.profile, self.items, fusible, costs.calibration.op_rate(op))
         around = {self.running.inside[item] for item in fusible.items if item in self.running.inside}
-        fused = Option(
-            seconds=costs.fused_seconds(fusible) - costs.unfused_seconds(fusible),
-            error=costs.fused_error(fusible),
-            kept=fusible.codes,
-            spans=(Span(start, stop, fusible.codes), *while_it_runs),
+        return Option(
+            seconds=costs.fused_seconds(fusible, op) - costs.unfused_seconds(fusible),
+            error=costs.fused_error(fusible, op),
+            kept=held,
+            spans=(Span(start, stop, held), *while_it_runs),
             needs=tuple(self._runs(region, again=False) for region in sorted(around)),
         )
-        return Option(0.0, 0.0, 0), fused
 
     # --- regions ---
 
@@ -257,22 +272,25 @@ class Choices:
         modules = len(self.running.regions) + len(self.fusibles)
         return len(self.items) + modules + self.running.unsaved.index(number)
 
-    def ones(self, choice: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The regions that run again, and the modules that a fused op computes."""
-        beyond = choice[len(self.items) :]
-        again, fused = beyond[: len(self.running.regions)], beyond[len(self.running.regions) :][: len(self.fusibles)]
-        return [place for place, one in enumerate(again) if one], [place for place, one in enumerate(fused) if one]
+    def again(self, choice: Sequence[int]) -> list[int]:
+        """The regions that run again."""
+        return [place for place in range(len(self.running.regions)) if choice[len(self.items) + place]]
+
+    def fused(self, choice: Sequence[int]) -> list[tuple[str, Codec]]:
+        """The modules that a fused op computes, and how."""
+        ways = choice[len(self.items) + len(self.running.regions) :]
+        return [(one.path, one.ops[way - 1]) for one, way in zip(self.fusibles, ways, strict=False) if way]
 
     def needed(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The same, but nothing is held for regions that do not run again; which costs no time, so that it may be."""
-        given = {number for place in self.ones(choice)[0] for number in self.running.unsaved_in[place]}
+        given = {number for place in self.again(choice) for number in self.running.unsaved_in[place]}
         held = {self._group_of_given(number): int(number in given) for number in self.running.unsaved}
         return tuple(held.get(group, number) for group, number in enumerate(choice))
 
     def held(self, choice: Sequence[int]) -> list[tuple[str, int]]:
         """(the first region that is given it, bytes) of what is held for regions alone."""
         timeline, found = self.profile.timeline, dict[int, tuple[str, int]]()
-        for place in self.ones(choice)[0]:
+        for place in self.again(choice):
             for number in self.running.unsaved_in[place]:
                 assert timeline is not None
                 found.setdefault(number, (self.running.regions[place].path, timeline.given[number].bytes))
@@ -298,6 +316,11 @@ def _with_entering(offers: Sequence[Offer], running: Running, item: Item) -> tup
     shared, given = running.shared_with(item), running.given_to(item)
     serving = (o for o in offers if not given or (not o.derived and any(p.codec.holds_values for p in o.packs)))
     return (*offers, *(replace(offer, entering=True) for offer in serving if shared and offer.codecs))
+
+
+def _grouped(fusibles: Sequence[Fusible]) -> frozenset[int]:
+    """Sites of those whose groups tell what they made."""
+    return frozenset(site for fusible in fusibles if GROUPED_OP in fusible.ops for site in fusible.sites)
 
 
 def _without_codes(

@@ -12,7 +12,7 @@ import torch
 
 from slimgrad.codecs import Blocks, Bounded, Codec, FewBit, Offload, Quant, TopK
 from slimgrad.planner.calibration import Calibration
-from slimgrad.planner.fusing import FUSED, Fusible
+from slimgrad.planner.fusing import Fusible
 from slimgrad.planner.offers import Item, Offer, Pack
 from slimgrad.planner.sensitivity import PROBE, Sensitivity, lead_of
 from slimgrad.spec import Need, Profile
@@ -135,18 +135,17 @@ class Costs:
             return self.calibration.launch  # a shape, or a reference to a parameter
         return self.calibration.rate(pack.codec, pack.need).seconds(pack.dense, len(reads))
 
-    def fused_seconds(self, fusible: Fusible) -> float:
+    def fused_seconds(self, fusible: Fusible, op: Codec) -> float:
         """Forward and backward of the op, in all calls."""
-        rate = self.calibration.fused
+        rate = self.calibration.op_rate(op)
         return rate.seconds(fusible.dense, 1) + 2 * (len(fusible.calls) - 1) * rate.call
 
     def unfused_seconds(self, fusible: Fusible) -> float:
         """Of the module's own operators."""
         return math.fsum(self._events(*events) for events in (*fusible.forward, *fusible.backward))
 
-    def fused_error(self, fusible: Fusible) -> float:
-        pack = Pack(FUSED, Need.DERIVATIVE, fusible.codes, fusible.dense, fusible.sites)
-        return self.site_error(pack.codec, fusible.sites[0], Need.DERIVATIVE)
+    def fused_error(self, fusible: Fusible, op: Codec) -> float:
+        return self.site_error(op, fusible.sites[0], Need.DERIVATIVE)
 
     def pass_seconds(self, moved: int) -> float:
         """Of an op that reads and writes so many bytes."""

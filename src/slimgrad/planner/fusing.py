@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from slimgrad.codecs import FewBit
+from slimgrad.codecs import Codec, FewBit, Quant
 from slimgrad.planner.calibration import Rate
-from slimgrad.planner.offers import Item, dense_again
+from slimgrad.planner.offers import DERIVE, FEWBIT, QUANT, Item, dense_again
 from slimgrad.planner.problem import Span
 from slimgrad.spec import Profile
 from slimgrad.spec.timeline import Region
 
-FUSED = FewBit(bits=3)
+FEWBIT_OP, GROUPED_OP = FewBit(bits=3), Quant(bits=4, fused=True)
 """What trained to the untouched model's accuracy (docs/accuracy.md)."""
 
 
@@ -31,8 +31,10 @@ class Fusible:
     """What is kept for nobody else."""
     dense: int
     """Bytes of what it is given."""
-    codes: int
-    """Bytes that the op keeps of it."""
+    ops: tuple[Codec, ...]
+    """The codecs by which an op may compute it."""
+    held: tuple[int, ...]
+    """Bytes that each of them keeps."""
     backward: tuple[tuple[int, int], ...]
     """Of each call: from the first event that reads what its own forward saved until the module is left."""
 
@@ -41,31 +43,53 @@ class Fusible:
         return [(call.start, call.stop) for call in self.calls]
 
 
-def fusibles_of(profile: Profile, items: Sequence[Item], least: int) -> tuple[Fusible, ...]:
-    """Those of which an op keeps less than is then freed, as runtime/swaps.py will find."""
+def fusibles_of(profile: Profile, items: Sequence[Item], least: int, names: Collection[str]) -> tuple[Fusible, ...]:
+    """Those of which an op keeps less than is then freed, as runtime/swaps.py will find; by what `allow` names."""
     timeline = profile.timeline
     calls: dict[str, list[Region]] = {}
     for region in () if timeline is None else timeline.pointwise:
         calls.setdefault(region.path, []).append(region)
-    found = (_fusible(profile, items, path, tuple(regions)) for path, regions in calls.items())
-    return tuple(one for one in found if one is not None and _gains(profile, items, one, least))
+    found = (
+        _fusible(profile, items, path, tuple(regions), least, _ops(regions, names)) for path, regions in calls.items()
+    )
+    return tuple(one for one in found if one is not None)
 
 
-def _fusible(profile: Profile, items: Sequence[Item], path: str, calls: tuple[Region, ...]) -> Fusible | None:
+def _ops(calls: Sequence[Region], names: Collection[str]) -> Iterator[Codec]:
+    """Groups are for what is derived of them: they take more bytes than codes of the derivative alone."""
+    if FEWBIT in names:
+        yield FEWBIT_OP
+    if QUANT in names and DERIVE in names and all(call.groupable for call in calls):
+        yield GROUPED_OP
+
+
+def _fusible(
+    profile: Profile,
+    items: Sequence[Item],
+    path: str,
+    calls: tuple[Region, ...],
+    least: int,
+    ops: Iterable[Codec],
+) -> Fusible | None:
+    """None where no op gains anything."""
     sites = [number for number, site in enumerate(profile.sites) if site.path == path]
     largest: dict[int, int] = {}
     for number in sites:
         call, shape = profile.sites[number].call, profile.sites[number].shape
         largest[call] = max(largest.get(call, 0), torch.Size(shape).numel())
-    if not largest:
+    if not any(profile.sites[number].bytes >= least for number in sites):
         return None
     itemsize = min(
         getattr(torch, profile.sites[number].dtype).itemsize for number in sites
     )  # autocast makes larger ones
-    codes = sum(FUSED.promised((elements,), torch.float32) for elements in largest.values())
     alone = tuple(item.number for item in items if all(profile.sites[site].path == path for site in item.sites))
-    dense = itemsize * sum(largest.values())
-    return Fusible(path, calls, tuple(sites), alone, dense, codes, tuple(_read(profile, sites)))
+    freed = sum(profile.storages[number].bytes for place in alone for number in items[place].storages)
+    held = {op: sum(op.promised((elements,), torch.float32) for elements in largest.values()) for op in ops}
+    gaining = {op: size for op, size in held.items() if size < freed}
+    if not gaining:
+        return None
+    dense, backward = itemsize * sum(largest.values()), tuple(_read(profile, sites))
+    return Fusible(path, calls, tuple(sites), alone, dense, tuple(gaining), tuple(gaining.values()), backward)
 
 
 def _read(profile: Profile, sites: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -83,12 +107,6 @@ def _read(profile: Profile, sites: Sequence[int]) -> Iterator[tuple[int, int]]:
         if end > first + 1:  # the last operator of a formula is followed by some that read nothing saved
             end = min((event for event in others if event >= end), default=end)
         yield first, end
-
-
-def _gains(profile: Profile, items: Sequence[Item], found: Fusible, least: int) -> bool:
-    freed = sum(profile.storages[number].bytes for place in found.items for number in items[place].storages)
-    large = any(profile.sites[number].bytes >= least for number in found.sites)
-    return large and freed > found.codes
 
 
 def moments(profile: Profile, items: Sequence[Item], found: Fusible, rate: Rate) -> Iterator[Span]:

@@ -10,13 +10,26 @@ import torch
 
 from slimgrad.codecs import Quant
 from slimgrad.planner.costs import Costs
-from slimgrad.planner.offers import DERIVED, GROUPS, KEPT, MULTIPLIED, Offer, is_product, main_source, multiplies
+from slimgrad.planner.offers import (
+    DERIVED,
+    FUSED,
+    GROUPS,
+    KEPT,
+    MULTIPLIED,
+    Offer,
+    is_product,
+    main_source,
+    multiplies,
+)
 from slimgrad.planner.problem import Span
 from slimgrad.runtime.ways import MOST_RERUNS
 from slimgrad.spec import NO_SITE, Profile, Site
 
 UNPACKED = Quant(bits=4)
 """Whose speed is taken for that of unpacking a source; 8 bits take 3 % longer."""
+
+
+IN_GROUPS = (GROUPS, FUSED)
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class Making:
         if source == KEPT or main is None:
             return 0.0
         reads = self.profile.sites[main]
-        if source == GROUPS:
+        if source in IN_GROUPS:
             return self.costs.unpack_seconds(UNPACKED, reads.need, reads.bytes)
         return 0.0 if self._is_held(main, number, way) else self._seconds(main, 0, GROUPS)
 
@@ -98,7 +111,7 @@ class Making:
 
     def _moment(self, number: int, way: int, source: str) -> int:
         site, main = self.profile.sites[number], main_source(self.profile, number, way)
-        if source == GROUPS and site.chained[way]:
+        if source in IN_GROUPS and site.chained[way]:
             return 0  # one kernel makes it; what is derived may be made of what is not in groups
         between = max(0, len(site.runs[way]) - 1) * site.bytes
         reads = [self.profile.sites[run] for run in site.runs[way] if run != NO_SITE]

@@ -15,13 +15,13 @@ from slimgrad.planner.problem import Span
 from slimgrad.runtime.reruns import PRODUCTS
 from slimgrad.spec import NO_SITE, OUTSIDE, Need, Profile, Site
 
-FEWBIT, RECOMPUTE = "fewbit", "recompute"
+DERIVE, FEWBIT, QUANT, RECOMPUTE = "derive", "fewbit", "quant", "recompute"
 
 CHOICES: dict[str, tuple[tuple[Codec, ...], ...]] = {
     "lossless": ((Lossless(),),),
-    "derive": ((Derive(), Lossless()), (Derive(products=True), Lossless())),
+    DERIVE: ((Derive(), Lossless()), (Derive(products=True), Lossless())),
     FEWBIT: ((FewBit(bits=3), Lossless()),),
-    "quant": tuple((Quant(bits=bits), Lossless()) for bits in (8, 4)),
+    QUANT: tuple((Quant(bits=bits), Lossless()) for bits in (8, 4)),
     "quant-low": tuple((Quant(bits=bits), Lossless()) for bits in (3, 2)),
     "topk": tuple((TopK(keep=keep), Lossless()) for keep in (0.3, 0.1)),
     "bounded": ((Bounded(bound=0.01, relative=True), Lossless()),),
@@ -31,14 +31,14 @@ CHOICES: dict[str, tuple[tuple[Codec, ...], ...]] = {
 """What a plan may do to a storage, by the names that `allow` takes; "recompute" is for modules, and "fewbit" for those
 too that a fused op can compute. Each is a list of codecs, of which every saver takes the first that serves it."""
 
-ALLOWED = ("lossless", "derive", RECOMPUTE, FEWBIT, "quant")
+ALLOWED = ("lossless", DERIVE, RECOMPUTE, FEWBIT, QUANT)
 """By default: what trained to the untouched model's accuracy on six real trainings (docs/accuracy.md). Fewer than four
 bits, and dropping elements, cost accuracy on some; what offloading costs was not measured on a GPU yet."""
-EXACT = ("lossless", "derive", RECOMPUTE)
+EXACT = ("lossless", DERIVE, RECOMPUTE)
 
-KEPT, GROUPS, DERIVED, MULTIPLIED = "kept", "groups", "derived", "multiplied"
-"""Where the main source of what is made again is, by which what it takes differs. MULTIPLIED: derived, by a product; no
-other runs again upon that, or a whole network would."""
+KEPT, GROUPS, FUSED, DERIVED, MULTIPLIED = "kept", "groups", "fused", "derived", "multiplied"
+"""Where the main source of what is made again is, by which what it takes differs. FUSED: in the groups that a fused op
+keeps. MULTIPLIED: derived, by a product; no other runs again upon that, or a whole network would."""
 
 VALUES_NEEDED = (Need.DERIVATIVE, Need.OPERAND, Need.VALUES)
 
@@ -124,7 +124,7 @@ class Offer:
     derived: tuple[tuple[int, int], ...] = ()
     """(site, which of its sources' ways) of each that is made again."""
     source: str = ""
-    """Where that is made of what is KEPT, in GROUPS, DERIVED itself, or MULTIPLIED."""
+    """Where that is made of what is KEPT, in GROUPS, FUSED, DERIVED itself, or MULTIPLIED."""
     multiplies: bool = False
     """Whether a product runs again for that, or for what it is made of."""
     entering: bool = False
@@ -138,8 +138,16 @@ class Offer:
 class Desk:
     """Makes the offers for a profile."""
 
-    def __init__(self, profile: Profile, allow: Collection[str], decided: Collection[int] | None = None) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        allow: Collection[str],
+        decided: Collection[int] | None = None,
+        grouped: Collection[int] = (),
+    ) -> None:
         self.profile = profile
+        self.grouped = frozenset(grouped)
+        """Sites of modules that a fused op may compute, whose groups tell what it made."""
         self._decided = range(len(profile.sites)) if decided is None else decided
         """Sites of storages that are decided about; all others are kept as they are."""
         device = torch.device(profile.device)
@@ -183,8 +191,14 @@ class Desk:
         if main is None or main not in self._decided:
             return [KEPT]
         found = [KEPT, *([GROUPS] if self.lossy and self.profile.sites[main].need in VALUES_NEEDED else [])]
+        found += [FUSED] if self._is_first_fused(*derived[0]) else []
         found += [DERIVED] if ways_of(self.profile, main, products=False) else []
         return found + ([MULTIPLIED] if not multiplies and self.profile.sites[main].sources else [])
+
+    def _is_first_fused(self, number: int, way: int) -> bool:
+        """Whether this is the first way that begins with what such a module saves; with the op there is one alone."""
+        sources = self.profile.sites[number].sources
+        return next((w for w, s in enumerate(sources) if not self.grouped.isdisjoint(s)), None) == way
 
     @cached_property
     def lossy(self) -> bool:

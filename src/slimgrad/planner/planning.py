@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,7 +12,6 @@ from slimgrad.errors import BudgetError
 from slimgrad.planner.bounds import Bound, Budget, Tolerance, bound_of
 from slimgrad.planner.calibration import Calibration, Progress
 from slimgrad.planner.choices import Choices
-from slimgrad.planner.fusing import FUSED
 from slimgrad.planner.offers import Item
 from slimgrad.planner.plan import FUSING, KEEP, Action, Plan, wording
 from slimgrad.planner.problem import Problem, Solution
@@ -172,8 +171,8 @@ class Draft:
 
     def _told(self, solution: Solution, bound: Bound) -> Plan:
         choices, profile, timeline = self.choices, self.profile, self.profile.timeline
-        again, fused = choices.ones(solution.choice)
-        actions = [self._action(item, solution.choice[item.number]) for item in choices.items]
+        again = choices.again(solution.choice)
+        actions = [self._action(item, solution.choice) for item in choices.items]
         actions += [_held(path, size) for path, size in choices.held(solution.choice)]
         return Plan(
             model=str(profile.meta.get("model", "")),
@@ -181,7 +180,7 @@ class Draft:
             budget=bound.text,
             actions=tuple(sorted(actions, key=lambda action: -action.before)),
             recompute=tuple(choices.running.regions[place].path for place in again),
-            fused=tuple((choices.fusibles[place].path, wording((FUSED,))) for place in fused),
+            fused=tuple((path, wording((op,))) for path, op in choices.fused(solution.choice)),
             boundaries=tuple(found for place in again for found in self._boundary(place, solution)),
             kept_before=profile.kept_bytes,
             kept_bytes=choices.kept_beside + solution.kept,
@@ -200,13 +199,13 @@ class Draft:
         if not given:
             return []
         lead = max(given, key=self.choices.bytes_of)
-        return [(self.choices.running.regions[place].path, self._action(lead, solution.choice[lead.number]).what)]
+        return [(self.choices.running.regions[place].path, self._action(lead, solution.choice).what)]
 
-    def _action(self, item: Item, choice: int) -> Action:
+    def _action(self, item: Item, choice: Sequence[int]) -> Action:
         sites = [self.profile.sites[number] for number in item.sites]
         lead, offers = lead_of(self.profile, item), self.choices.offers[item.number]
-        option = self.choices.groups[item.number][choice]
-        what = [*map(wording, (offer.codecs for offer in offers)), *self.choices.beyond(item)][choice]
+        option = self.choices.groups[item.number][choice[item.number]]
+        what = [*map(wording, (offer.codecs for offer in offers)), *self.choices.beyond(item)][choice[item.number]]
         return Action(
             site=lead.name,
             path=lead.path,
@@ -215,7 +214,7 @@ class Draft:
             keys=tuple(site.key for site in sites),
             what=what,
             before=self.choices.bytes_of(item),
-            after=option.kept + (self.choices.codes_in(item) if what == FUSING else 0),
+            after=option.kept + (self.choices.held_in(item, choice) if what == FUSING else 0),
             seconds=option.seconds,
             error=option.error,
         )

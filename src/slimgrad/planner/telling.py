@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from slimgrad.codecs import Derive, Keep, Lossless, Quant
-from slimgrad.planner.offers import DERIVED, GROUPS, KEPT, MULTIPLIED, Item, Offer, main_source
+from slimgrad.planner.offers import DERIVED, FUSED, GROUPS, KEPT, MULTIPLIED, Item, Offer, main_source
 from slimgrad.planner.problem import Link
 from slimgrad.runtime.ways import MOST_RERUNS
 from slimgrad.spec import Need, Profile
@@ -25,15 +25,17 @@ class Telling:
     """Of each item; its first options, in this order."""
     beyond: tuple[int, ...]
     """How many options each item has after these, which tell nothing."""
+    grouped: frozenset[int]
+    """Sites of modules that a fused op may compute, whose groups tell what it made."""
 
     def needs(self, offer: Offer) -> list[Link]:
-        """What others must do for what is made again: tell the values it is made of."""
+        """What others must do for what is made again: tell the values it is made of, unless a fused op does."""
         found: dict[int, frozenset[int]] = {}
         for site, way in offer.derived:
             reruns = self.profile.sites[site].reruns[way]
             for source in self.profile.sites[site].sources[way]:
                 item = self._item_of.get(source)
-                if item is None:
+                if item is None or (offer.source == FUSED and source in self.grouped):
                     continue
                 is_main = source == main_source(self.profile, site, way)
                 states = (offer.source,) if is_main else SOURCES[offer.source == MULTIPLIED]

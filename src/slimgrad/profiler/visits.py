@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from slimgrad.ops.modules import is_fusible
+from slimgrad.ops.modules import groupable_name, is_fusible
 from slimgrad.profiler.clock import Block, Clock
 from slimgrad.runtime.frame import storage_of
 from slimgrad.runtime.lesson import Lesson
@@ -38,8 +38,7 @@ class Visits:
         handles = []
         self._repeated = dict(_repeated(model))
         for path, module in model.named_modules():
-            is_pointwise = is_fusible(module)
-            if is_pointwise or path in self._repeated:
+            if (is_pointwise := is_fusible(module)) or path in self._repeated:
                 leave = self._leave(path, is_pointwise=is_pointwise)
                 handles.append(module.register_forward_pre_hook(self._enter(path), with_kwargs=True))
                 handles.append(module.register_forward_hook(leave, with_kwargs=True))
@@ -67,7 +66,9 @@ class Visits:
             if [tensor._version for tensor in _tensors(args, kwargs)] != self._versions[path]:
                 self._changing.add(path)
             if is_pointwise:
-                self._pointwise.append(Region(path=path, call=self._calls[path] - 1, start=start, stop=stop))
+                groupable = groupable_name(module) is not None
+                call = self._calls[path] - 1
+                self._pointwise.append(Region(path=path, call=call, start=start, stop=stop, groupable=groupable))
 
         return leave
 

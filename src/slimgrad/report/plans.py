@@ -34,7 +34,7 @@ WHY = {
     "topk": "its largest elements are kept",
     "bounded": "its values are kept within a bound",
     "blocks": "some of its blocks are kept, and the product behind it skips the others",
-    "fused": "it is not kept: a fused op computes the module, and keeps a derivative in three bits",
+    "fused": "it is not kept: a fused op computes the module, and keeps a few bits instead",
     "offload": "its values are kept in the host's memory, and copied there and back while the device computes",
 }
 """By the first word of what is done."""
@@ -93,9 +93,9 @@ def headline(plan: Plan) -> list[str]:
             f"{human_bytes(plan.fixed_bytes)} are there before the step"
         )
     lines.append(f"step {step_time(plan)}, gradient error {gradient_error(plan.error)}")
-    if plan.fused:
-        paths = tuple(path for path, _ in plan.fused)
-        lines.append(f"{plural(len(paths), 'module')} computed by fused ops: {_few(paths)}")
+    for op in dict.fromkeys(op for _, op in plan.fused):
+        paths = tuple(path for path, its in plan.fused if its == op)
+        lines.append(f"{plural(len(paths), 'module')} computed by fused ops, {_keeping(op)}: {_few(paths)}")
     if plan.recompute:
         run = "1 module runs" if len(plan.recompute) == 1 else f"{len(plan.recompute)} modules run"
         lines.append(f"{run} again in backward: {_few(plan.recompute)}")
@@ -111,6 +111,13 @@ def step_time(plan: Plan) -> str:
 
 def gradient_error(error: float) -> str:
     return "none: all of it is exact" if error == 0 else f"{100 * error:.2g} %"
+
+
+def _keeping(op: str) -> str:
+    """What an op keeps, by the codec that says how."""
+    bits = re.search(r"bits=(\d)", op)
+    what = "what they are given" if op.startswith("quant(") else "a derivative"
+    return f"which keep {what} in {bits[1] if bits else 'a few'} bits"
 
 
 def _few(paths: tuple[str, ...]) -> str:
@@ -211,6 +218,8 @@ def _changed_modules(plan: Plan, other: Plan) -> Iterator[str]:
     was, now = (dict(p.fused) for p in (plan, other))
     for path in sorted(was.keys() ^ now.keys()):
         yield f"{path_name(path)}: {'now' if path in now else 'no longer'} computed by a fused op"
+    for path in sorted(path for path in was.keys() & now.keys() if was[path] != now[path]):
+        yield f"{path_name(path)} computed by a fused op: {was[path]} -> {now[path]}"
     was, now = (dict(p.boundaries) for p in (plan, other))
     for path in sorted(path for path in was.keys() & now.keys() if was[path] != now[path]):
         yield f"inputs of {path_name(path)}: {was[path]} -> {now[path]}"

@@ -215,6 +215,12 @@ def _addcmul(node: Any, what: Made) -> Strand | None:
     return None
 
 
+def _grouped(node: Any, what: Made) -> Strand:
+    """The function is the op's own."""
+    (packed,), chain, layout = node.saved_tensors, node.fusion.chain, node.layout
+    return Strand(packed, chain.how, layout.shape, layout.stride, list(chain.steps), [])
+
+
 def _function(name: str | Callable[[Any], str]) -> Rule:
     def rule(node: Any, what: Made) -> Strand | None:
         found = _part(node, what, 0)
@@ -236,5 +242,6 @@ CHAINED: dict[str, Rule] = {
     "SiluBackward0": _function("silu"),
     "SigmoidBackward0": _function("sigmoid"),
     "ReluBackward0": _function("relu"),
+    "GroupedBackward": _grouped,
 }
 """By their backward nodes."""

@@ -77,8 +77,9 @@ class Derivation:
         return found is not None and self.way is not None and _agrees(found[1], self.way.what) and is_dense(tensor)
 
     def comes_out(self, tensor: Tensor) -> bool:
-        """Whether making it again gives the same bits; a way that does not is refuted."""
-        if self.fits(tensor) and self._comes_out(tensor):
+        """Whether making it again gives the same bits, if its ops do that; a way that does not is refuted."""
+        assert self.way is not None
+        if self.fits(tensor) and (self.way.is_lossy or self._comes_out(tensor)):
             return True
         self.refute()
         return False

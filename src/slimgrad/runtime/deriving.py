@@ -81,10 +81,11 @@ def _tells(part: Part | None) -> bool:
 
 
 def _is_exact(way: Way, packed: Parts) -> bool:
-    """Whether all its sources are kept exactly."""
+    """Whether all its sources are kept exactly, and its ops lose nothing."""
     sources = [packed[site] for site in way.sites if site in packed]
     derived = (part.demand.derivation for part in sources)
-    return not any(part.codec.lossy for part in sources) and all(d.exact for d in derived if isinstance(d, Derivation))
+    is_lossy = way.is_lossy or any(part.codec.lossy for part in sources)
+    return not is_lossy and all(d.exact for d in derived if isinstance(d, Derivation))
 
 
 def readers_of(packed: Parts, lesson: Lesson) -> dict[int, tuple[str, ...]]:

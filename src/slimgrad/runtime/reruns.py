@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from slimgrad.ops.fewbit import FewBit
+from slimgrad.ops.grouped import Grouped
 from slimgrad.runtime.views import RESHAPING, VIEWS, redone, seen_through, signed
 
 Tensors = tuple[Any, ...]
@@ -38,6 +39,8 @@ class Op:
     """A tensor that changes with what is read, where kernels change that and leave its version as it is."""
     is_product: bool = False
     """Whether it multiplies matrices, which costs more than a pass or two over memory."""
+    is_lossy: bool = False
+    """Whether its node keeps a few bits, by which what it made comes out a little different."""
 
 
 def _pointwise(
@@ -153,9 +156,13 @@ def _is_convolution_bias_known(node: Any) -> bool:
     return has_none or _convolution_bias(node, None) is not None
 
 
-def _is_fused(node: Any) -> bool:
+def _is_ours(kind: type[FewBit]) -> Callable[[Any], bool]:
     """Others may call a function of theirs so too."""
-    return getattr(node, "_forward_cls", None) is FewBit
+    return lambda node: getattr(node, "_forward_cls", None) is kind
+
+
+def _grouped(node: Any, module: Any, tensors: Tensors) -> Tensor:
+    return node.fusion.value(*node.saved_tensors)  # type: ignore[no-any-return]
 
 
 def dropout_scale(p: float) -> float:
@@ -211,7 +218,8 @@ OPS: dict[str, Op] = {
         knows=_is_norm_bias_known,
         witness=_batches_seen,
     ),
-    "FewBitBackward": Op(((None, 0),), lambda node, m, x: node.fusion.forward(x[0], None)[0], knows=_is_fused),  # type: ignore[attr-defined]
+    "FewBitBackward": Op(((None, 0),), lambda node, m, x: node.fusion.forward(x[0], None)[0], knows=_is_ours(FewBit)),  # type: ignore[attr-defined]
+    "GroupedBackward": Op((), _grouped, knows=_is_ours(Grouped), is_lossy=True),
     "AddcmulBackward0": Op((("tensor1", 1), ("tensor2", 2)), _addcmul, outside=_leaf_added, knows=_is_added_known),
     "AddmmBackward0": Op(
         (("mat1", 1), ("mat2", 2)), _addmm, outside=_leaf_added, knows=_is_added_known, is_product=True

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from slimgrad.ops.modules import PointwiseOp, demand_of, op_for
+from slimgrad.ops.modules import Op, demand_of, op_for
 from slimgrad.rules import Rule
 from slimgrad.runtime.frame import innermost_hook
 from slimgrad.runtime.lesson import Lesson
@@ -61,7 +61,7 @@ class Swap(Inert):
 
     __slots__ = ("gains", "local", "op", "rule", "site")
 
-    def __init__(self, module: nn.Module, site: Site, op: PointwiseOp, rule: Rule, local: Any) -> None:
+    def __init__(self, module: nn.Module, site: Site, op: Op, rule: Rule, local: Any) -> None:
         super().__init__(module)
         self.site = site
         self.op = op

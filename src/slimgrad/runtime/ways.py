@@ -140,6 +140,10 @@ class Way:
     def products(self) -> int:
         return sum(OPS[name].is_product for name, _ in self.runs)
 
+    @property
+    def is_lossy(self) -> bool:
+        return any(OPS[name].is_lossy for name, _ in self.runs)
+
 
 def modules_in(what: What) -> Iterator[nn.Module]:
     """The modules that are asked for more than nodes tell, or whose parameters are read."""

@@ -36,6 +36,8 @@ class Region(Value):
     """The event after the last one of its forward."""
     given: tuple[int, ...] = ()
     """What it is called with, by number in Timeline.given; parameters and inputs of the step are left out."""
+    groupable: bool = False
+    """Whether a fused op may keep what it is given in groups of a few bits, which tell what it makes."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
