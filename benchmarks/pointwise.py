@@ -4,8 +4,8 @@
     python benchmarks/pointwise.py --sizes 64M --bits 3 --dtypes bfloat16 --json out/pointwise.json
 
 The floor is what a copy would take for the bytes a few-bit function must move: x, y and codes forward; codes, dY and dX
-backward. Stock autograd moves x once more. Gated units f(a) * b follow, without codes: a, b and y forward; a, b, dY, dA
-and dB backward.
+backward. Stock autograd moves x once more. "gelu of x" is the op of `Quant(fused=True)`, which keeps x in groups instead
+of codes. Gated units f(a) * b follow, without codes: a, b and y forward; a, b, dY, dA and dB backward.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from bandwidth import UNITS, count, describe, printed, seconds, written
 from torch import Tensor
 
 import slimgrad as sg
+from slimgrad.kernels import Groups
+from slimgrad.kernels.chains import DERIVATIVES
+from slimgrad.kernels.groups import PLANES
+from slimgrad.ops.grouped import GroupedFunction
 
 STOCK: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -70,6 +74,13 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
                     moved, kept = n * (4 * dtype.itemsize + bits / 4), dtype.itemsize * 8 / bits
                     ours = took(sg.fewbit_function(name, bits), 1)
                     yield row(name, bits, dtype, n, stock, ours, copied * moved, kept)
+            for name in (name for name in args.functions if name in DERIVATIVES):
+                stock = took(STOCK[name], 1)
+                for bits in (bits for bits in args.bits if bits in PLANES):
+                    groups = Groups(bits, 128)
+                    moved, held = n * 4 * dtype.itemsize + 2 * groups.nbytes(n), groups.nbytes(n)
+                    ours = took(GroupedFunction(name, groups), 1)
+                    yield row(f"{name} of x", bits, dtype, n, stock, ours, copied * moved, n * dtype.itemsize / held)
             for name in (name for name in args.functions if name in GATED):
                 stock, ours = took(GATED[name], 2), took(sg.gated_function(name), 2)
                 yield row(f"{name} * b", None, dtype, n, stock, ours, copied * n * 8 * dtype.itemsize, 3 / 2)

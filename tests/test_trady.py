@@ -396,6 +396,27 @@ def test_not_even_the_first_forward_holds_everything() -> None:
 # --- rankings ---------------------------------------------------------------------------------------------------------
 
 
+def test_before_is_what_training_everything_keeps(device: torch.device) -> None:
+    """And counting it moves no statistics, of batches neither."""
+    model = network().train().to(device)
+    model[3].requires_grad_(False)  # by the user, which is not undone for that
+    batches = [images(count).to(device) for count in (8, 5)]
+    expected = [sg.profile(model, x).kept_bytes for x in batches]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    for _ in range(2):
+        for x, before in zip(batches, expected, strict=True):
+            model(x).sum().backward()
+            report = run.report()
+            assert report.kept_before == before and report.kept_after < before / 4
+            optimizer.step()
+            optimizer.zero_grad()
+        run.epoch()
+    assert all(torch.equal(value, buffers[name]) for name, value in model.named_buffers())
+    assert not model[3].weight.requires_grad
+
+
 def test_rgn_is_the_norm_of_each_channels_gradient_over_its_cost() -> None:
     model = network().eval()
     x, y = images(8), torch.arange(8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from torch import nn
@@ -63,6 +63,10 @@ class Controller(ABC):
     def preview(self, shapes: Shapes) -> AbstractContextManager[None] | None:
         """Under what the model runs on fake tensors of these shapes before the forward begins; None if it need not."""
         return None
+
+    def untouched(self) -> AbstractContextManager[None]:
+        """Under what the model is as it would be without this controller, to be counted on fake tensors."""
+        return nullcontext()
 
     @abstractmethod
     def begin(self, step: int, shapes: Shapes) -> None:

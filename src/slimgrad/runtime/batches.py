@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from slimgrad.errors import BatchError
 from slimgrad.rules import Shapes
@@ -74,3 +75,14 @@ def call(model: Callable[..., Any], arguments: Arguments) -> Any:
             f"the model does not take this batch ({given}): {error}. A dict is given as keywords, a tuple as "
             "positions; with a loss_fn of two arguments a pair is (inputs, target)."
         ) from error
+
+
+def signature_of(modules: Mapping[str, nn.Module], parameters: Sequence[Tensor], tensors: tuple[Tensor, ...]) -> Any:
+    """What roles depend on: modes, frozen parameters, autocast, and what the model is given but for shapes."""
+    kinds = {tensor.device.type for tensor in (*tensors, *parameters[:1])}
+    return (
+        tuple([module.training for module in modules.values()]),
+        tuple([parameter.requires_grad for parameter in parameters]),
+        tuple([(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]),
+        tuple([(tensor.dtype, tensor.requires_grad, tensor.dim()) for tensor in tensors]),
+    )

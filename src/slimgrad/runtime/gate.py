@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,13 +16,13 @@ from torch.utils.hooks import RemovableHandle
 
 from slimgrad.errors import SlimgradWarning
 from slimgrad.rules import Rule, Rules, Shapes
-from slimgrad.runtime.batches import Arguments, call, shapes_of
+from slimgrad.runtime.batches import Arguments, call, shapes_of, signature_of
 from slimgrad.runtime.fake import faked
 from slimgrad.runtime.frame import ROOT, WorkFrame, innermost_hook
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.ledger import Audit, Fused
 from slimgrad.runtime.lesson import Lesson, Owners, lesson, owners_of
-from slimgrad.runtime.openings import Border, Local, Opening
+from slimgrad.runtime.openings import Border, Local, Opening, drop_interrupted
 from slimgrad.runtime.orders import Structure, chosen, refuted, seal_held, structure
 from slimgrad.runtime.outside import Outside
 from slimgrad.runtime.recomputed import Recomputing
@@ -55,7 +55,9 @@ class Gate:
         self.audits: dict[Any, Audit] = {}
         self.last: Audit | None = None
         self.untouched: dict[Any, int | None] = {}
-        """Bytes without anything of ours, where modules run again and a batch was taught; None where it cannot run."""
+        """Bytes without anything of ours, where the forward does not tell; None where it cannot run on fake tensors."""
+        self._frozen_untouched: dict[Shapes, int | None] = {}
+        """The same where a controller freezes other parameters in each epoch: that changes nothing of it."""
         self.notes: dict[str, None] = {}
         self.outside = Outside(model, self.rules, min_bytes)
         self._parameters = tuple(model.parameters())
@@ -115,7 +117,8 @@ class Gate:
         """The model's forward begins."""
         caller = sys._getframe(2)
         openings = self.local.openings
-        self._drop_interrupted(openings, caller)
+        drop_interrupted(openings, caller)
+        self.local.frame = openings[-1].frame if openings else None
         if openings and openings[-1].frame is not None:
             openings.append(Opening(caller, openings[-1].frame, nested=True))
             openings[-1].frame.enter(ROOT)
@@ -131,7 +134,7 @@ class Gate:
         rules = self.stages.begin_forward(shapes)
         if rules is not self.rules:
             self._follow(rules)
-        key = self._signature(tensors)
+        key = signature_of(self.modules, self._parameters, tensors)
         audit_key = key, shapes
         known = self.structures.get(key)
         opening.key, opening.audit_key = key, audit_key
@@ -141,6 +144,8 @@ class Gate:
         if known is None and self.stages.strict:
             known = self._learn_before(key, (args, kwargs))
         if known is None or known.is_stock or (audit_key not in self.audits and len(self.audits) < MAX_AUDITS):
+            if self.stages.strict:
+                self._count_untouched(key, shapes, (args, kwargs))
             opening.frame = self._watch(opening, known, args, kwargs)
         else:
             opening.frame = WorkFrame(known.calls, known.borders)
@@ -159,14 +164,27 @@ class Gate:
     def _learn_before(self, key: Any, arguments: Arguments) -> Structure | None:
         """Learn from fake tensors what would otherwise be held once, all of it."""
         self._look_around()
-        self.swaps.take_out()  # first the modules' own forwards are learnt
+        with self._on_fakes():  # first the modules' own forwards are learnt
+            self.learn_ahead(arguments)
+        return self.structures.get(key)
+
+    def _count_untouched(self, key: Any, shapes: Shapes, arguments: Arguments) -> None:
+        """What the model would keep if its controller froze nothing."""
+        if shapes not in self._frozen_untouched:
+            with self._on_fakes(), self.stages.untouched():
+                self._frozen_untouched[shapes] = untouched_bytes(self.model, arguments, self.modules)
+        self.untouched[key, shapes] = self._frozen_untouched[shapes]
+
+    @contextmanager
+    def _on_fakes(self) -> Iterator[None]:
+        """Inside a forward that has not begun: the model's own modules on fake tensors, which this gate lets pass."""
+        self.swaps.take_out()
         self.local.is_on_fakes = True
         try:
-            self.learn_ahead(arguments)
+            yield
         finally:
             self.local.is_on_fakes = False
             self.swaps.put_in()
-        return self.structures.get(key)
 
     def _watch(self, opening: Opening, known: Structure | None, args: Any, kwargs: Any) -> WatchFrame:
         self._look_around()
@@ -297,20 +315,10 @@ class Gate:
         for key, known in self.structures.items():
             self.structures[key] = self._decided(self.taught[key], is_stock=known.is_stock)
 
-    def _signature(self, tensors: tuple[Tensor, ...]) -> Any:
-        """What the roles depend on: modes, frozen parameters, autocast, and what the model is given but for shapes."""
-        kinds = {tensor.device.type for tensor in (*tensors, *self._parameters[:1])}
-        return (
-            tuple([module.training for module in self.modules.values()]),
-            tuple([parameter.requires_grad for parameter in self._parameters]),
-            tuple([(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in sorted(kinds)]),
-            tuple([(tensor.dtype, tensor.requires_grad, tensor.dim()) for tensor in tensors]),
-        )
-
     def learn_ahead(self, arguments: Arguments) -> None:
         """Learn the sites from a forward on fake tensors, so that even the first real forward packs as it goes."""
         tensors = tuple(tensors_in(arguments, depth=3))
-        key = self._signature(tensors)
+        key = signature_of(self.modules, self._parameters, tensors)
         if self.recomputing.paths:
             self.recomputing.take_out()
             self.untouched[key, shapes_of(tensors)] = untouched_bytes(self.model, arguments, self.modules)
@@ -371,14 +379,6 @@ class Gate:
             self.notes[note] = None
             warnings.warn(note, SlimgradWarning, stacklevel=4)
 
-    def _drop_interrupted(self, openings: list[Opening], caller: FrameType) -> None:
-        """Forget forwards that an interrupt (KeyboardInterrupt skips post-hooks) left open."""
-        while openings and not _on_stack(openings[-1].caller, caller):
-            stale = openings.pop()
-            if stale.frame is not None:
-                stale.frame.close()
-        self.local.frame = openings[-1].frame if openings else None
-
     def _forget(self, key: Any) -> None:
         self.structures.pop(key, None)
         self.taught.pop(key, None)
@@ -392,11 +392,3 @@ class Gate:
         if note not in self.notes:
             self.notes[note] = None
             warnings.warn(f"{note}. First: {surprises[0]}", SlimgradWarning, stacklevel=2)
-
-
-def _on_stack(wanted: FrameType, innermost: FrameType | None) -> bool:
-    while innermost is not None:
-        if innermost is wanted:
-            return True
-        innermost = innermost.f_back
-    return False

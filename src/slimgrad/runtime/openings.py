@@ -82,3 +82,19 @@ class Border:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Border, (None, self.path, self.action)
+
+
+def drop_interrupted(openings: list[Opening], caller: FrameType) -> None:
+    """Forget forwards that an interrupt (KeyboardInterrupt skips post-hooks) left open."""
+    while openings and not _on_stack(openings[-1].caller, caller):
+        stale = openings.pop()
+        if stale.frame is not None:
+            stale.frame.close()
+
+
+def _on_stack(wanted: FrameType, innermost: FrameType | None) -> bool:
+    while innermost is not None:
+        if innermost is wanted:
+            return True
+        innermost = innermost.f_back
+    return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -60,6 +60,10 @@ class Stages:
     def preview(self, shapes: Shapes) -> AbstractContextManager[None] | None:
         """As Controller.preview."""
         return None
+
+    def untouched(self) -> AbstractContextManager[None]:
+        """As Controller.untouched."""
+        return nullcontext()
 
     def epoch(self) -> None:
         """Another epoch begins."""
@@ -118,6 +122,9 @@ class Adaptive(Stages):
 
     def preview(self, shapes: Shapes) -> AbstractContextManager[None] | None:
         return self.controller.preview(shapes)
+
+    def untouched(self) -> AbstractContextManager[None]:
+        return self.controller.untouched()
 
     def epoch(self) -> None:
         self.controller.epoch()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +155,9 @@ class TradyController(Controller):
     def preview(self, shapes: Shapes) -> Any:
         is_larger = self._costs is None or _elements(shapes) > self._largest
         return self._measuring(shapes) if is_larger else None
+
+    def untouched(self) -> AbstractContextManager[None]:
+        return self._frozen.lifted()
 
     def begin(self, step: int, shapes: Shapes) -> None:
         if self._due and not any(weights.is_pending for weights in self._weights.values()):

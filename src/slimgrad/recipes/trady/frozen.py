@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -39,6 +40,7 @@ class Frozen:
         self._norms = [m for m in model.modules() if _has_statistics(m) and all(m is not each for each in inside)]
         self._handles: list[RemovableHandle] = []
         self._stills: list[_Still] = []
+        self.is_lifted = False
 
     def freeze(self) -> None:
         for parameter in self.parameters:
@@ -48,6 +50,20 @@ class Frozen:
             self._stills.append(still)
             self._handles.append(norm.register_forward_pre_hook(still))
             self._handles.append(norm.register_forward_hook(_Moving(still), always_call=True))
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """As if nothing were frozen, for a moment."""
+        flags = [(parameter, parameter.requires_grad) for parameter in self.parameters]
+        try:
+            self.is_lifted = True
+            for parameter, _ in flags:
+                parameter.requires_grad_(True)
+            yield
+        finally:
+            self.is_lifted = False
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
 
     def thaw(self) -> None:
         for handle in self._handles:
@@ -65,7 +81,8 @@ class _Still(Hook[Frozen]):
 
     def __call__(self, *args: Any) -> None:
         if self.owner is not None:
-            self.was, args[0].training = args[0].training, False
+            self.was = args[0].training
+            args[0].training = self.was and self.owner.is_lifted
 
 
 class _Moving(Hook[_Still]):
