@@ -13,7 +13,10 @@ from torch.utils.checkpoint import checkpoint
 import slimgrad as sg
 from slimgrad import kernels
 from slimgrad.kernels import Groups
+from tests.zoo import ZOO, Entry, fresh, gradients, relative_error
 
+HAVING_ONE = ("medley", "detector", "hf-vit", "hf-swin", "hf-bert", "hf-gpt2", "hf-llama")
+"""Of the zoo: a GELU or SiLU that is a module."""
 FOUR = "derive(); quant(bits=4, fused=True); lossless()"
 
 
@@ -205,6 +208,15 @@ def test_gradients_add_up_over_steps_and_evaluation_is_its_own_forward(device: t
     run.remove()
 
 
+def test_a_compiler_takes_the_modules_own_forward() -> None:
+    torch.manual_seed(0)
+    model, x = Feed(nn.GELU()), batch(torch.device("cpu"))
+    sg.apply(model, FOUR, batch=x, min_bytes=64)
+    compiled = torch.compile(model.act, backend="eager", fullgraph=True)
+    inner = model.up(x).detach().requires_grad_()
+    assert torch.equal(compiled(inner), nn.GELU()(inner))
+
+
 def test_a_second_order_gradient_is_refused() -> None:
     torch.manual_seed(0)
     model, x = Feed(nn.GELU()), batch(torch.device("cpu"))
@@ -228,3 +240,20 @@ def test_nan_stays_nan(device: torch.device) -> None:
 def test_the_setting_is_checked() -> None:
     with pytest.raises(sg.SpecError, match="fused"):
         sg.Quant(bits=4, fused="yes")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ZOO if entry.name in HAVING_ONE], ids=str)
+def test_models_learn_as_they_do_where_hooks_pack_the_same(entry: Entry, device: torch.device) -> None:
+    """Their gradients are off from the exact ones as much, and no more than what was promised is kept."""
+    errors = []
+    exact = gradients(entry, fresh(entry, device), device)
+    for rules in ("derive(); quant(bits=8, fused=True); lossless()", "derive(); quant(bits=8); lossless()"):
+        model = fresh(entry, device)
+        run = sg.apply(model, rules, min_bytes=64)
+        for _ in range(2):
+            found = gradients(entry, model, device)
+        errors.append(relative_error(exact, found))
+        report = run.report()
+        assert any(site.site.node == "forward" for site in report.sites) is ("fused" in rules)
+        assert report.kept_after <= report.promised * 1.02
+    assert errors[0] <= 1.2 * errors[1] + 1e-3
