@@ -257,3 +257,18 @@ def test_models_learn_as_they_do_where_hooks_pack_the_same(entry: Entry, device:
         assert any(site.site.node == "forward" for site in report.sites) is ("fused" in rules)
         assert report.kept_after <= report.promised * 1.02
     assert errors[0] <= 1.2 * errors[1] + 1e-3
+
+
+@pytest.mark.parametrize("codec", ["fewbit(bits=3)", "quant(bits=4, fused=True)"])
+def test_the_first_rule_that_fits_wins_over_an_op_too(codec: str) -> None:
+    """What a norm made is derived for the activation behind it, where the rules say so before they name an op."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(32, 96), nn.LayerNorm(96), nn.SiLU(), nn.Linear(96, 32)), torch.randn(64, 32)
+    for rules, is_fused in ((f"derive(); {codec}; lossless()", False), (f"{codec}; derive(); lossless()", True)):
+        run = sg.apply(model, rules, min_bytes=64)
+        for _ in range(3):
+            stepped(model, x)
+        nodes = {site.site.path: site.site.node for site in run.report().sites}
+        assert nodes["2"] == ("forward" if is_fused else "SiluBackward0")
+        assert not run.report().notes
+        run.remove()

@@ -259,7 +259,8 @@ class Gate:
         roots: list[Node | None] = [tensor.grad_fn for tensor in tensors_in(output)]
         learnt = lesson(frame, roots, owners, self.modules, {})
         if frame.stock:
-            self.stock[key] = self.swaps.learn(learnt, self.min_bytes)
+            as_stock = self._decided(learnt, is_stock=True)
+            self.stock[key] = self.swaps.learn(learnt, self.min_bytes, as_stock.derived_paths)
         for rules in self.stages.to_come:  # refused now, not in the middle of a training
             chosen(learnt, rules, self.modules, all_here=self._all_here, followed=self._followed)
         found = self._decided(learnt, is_stock=frame.stock and bool(self.swaps))

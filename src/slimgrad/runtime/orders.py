@@ -58,6 +58,12 @@ class Structure:
         """Whether no such parameter or module was replaced by another one since."""
         return all(shelf.get(name) is thing for shelf, name, thing in self.fixtures)
 
+    @property
+    def derived_paths(self) -> set[str]:
+        """Modules that keep nothing, because all that they save is made again."""
+        orders = self.orders.values()
+        return {order.site.path for order in orders} - {order.site.path for order in orders if not order.derives}
+
 
 def chosen(
     lesson: Lesson,

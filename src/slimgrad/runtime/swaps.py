@@ -11,7 +11,7 @@ computed again there must be what was computed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,9 +166,10 @@ class Swaps:
         if swap.module.__dict__.get(FORWARD) is swap:
             del swap.module.__dict__[FORWARD]
 
-    def learn(self, lesson: Lesson, min_bytes: int | None) -> Stock:
+    def learn(self, lesson: Lesson, min_bytes: int | None, derived: Collection[str] = ()) -> Stock:
         """What the modules keep by themselves. Those that hold no more alone than an op would are left alone: what a
-        Tanh returns, the product behind it keeps as well. So are those with less than `min_bytes`.
+        Tanh returns, the product behind it keeps as well. So are those with less than `min_bytes`, and those at the
+        paths of which all that they keep is `derived`.
         """
         elements, views, large = Counter[str](), Counter[str](), set()
         for (path, _), numel in _inputs(lesson).items():
@@ -179,6 +180,7 @@ class Swaps:
                 large.add(record.path)
         found = [path for path in self._all if elements[path]]
         owned = _owned(lesson)
+        large -= set(derived)
         gaining = self._gaining({path: elements[path] for path in found if path in large}, owned)
         for path in found:
             self._decide(self._all[path], path in gaining)
