@@ -3,6 +3,7 @@
     python benchmarks/budgeted.py --data DIR                       # MbV2-w0.35 on Flowers and Pets, all ways, 3 seeds
     python benchmarks/budgeted.py --data DIR --networks mobilenet_v2 --budgets 0.0223 0.0532 0.0748
     python benchmarks/budgeted.py --data DIR --tasks flowers102 --methods full trady --epochs 30 --seeds 0 1 2 3 4
+    python benchmarks/budgeted.py --data DIR --tasks cifar10 --lr 0.05 --epochs 6 --methods classifier static trady
     python benchmarks/budgeted.py --json out/transfer.json --table     # the table of what was trained before
     python benchmarks/budgeted.py --times --batch 64 --threads 1      # step times alone; pictures are random
     python benchmarks/budgeted.py --small                              # drawn shapes, one epoch: does it run?
@@ -39,7 +40,7 @@ FREE = ("full", "classifier")
 """Ways that no budget changes."""
 CLASSES, SIDE, ROUNDS = 37, mobilenets.SIDE, 5
 """For step times: the size of Pets, and how often all ways take turns."""
-OTHER = {"flowers102": "pets", "pets": "flowers102", "shapes": "shapes"}
+OTHER = {"flowers102": "pets", "pets": "flowers102", "cifar10": "pets", "shapes": "shapes"}
 """On which data layers are ranked."""
 
 
@@ -79,7 +80,7 @@ def _task(job: Job, args: argparse.Namespace, name: str | None = None) -> Task:
 
 def _elements(network: str, task: str, args: argparse.Namespace) -> int:
     built = _task(Job(network, task, "", 0, 0, 1, 0.0, 1.0, 16, "cpu"), args)
-    return mobilenets.elements(built.model(0), built.data.train.shape[-1]).total
+    return mobilenets.elements(built.model(0), built.data.side).total
 
 
 def trained(job: Job, args: argparse.Namespace, rankings: dict[tuple[str, str], sg.Ranking]) -> dict[str, Any]:

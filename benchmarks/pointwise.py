@@ -4,8 +4,8 @@
     python benchmarks/pointwise.py --sizes 64M --bits 3 --dtypes bfloat16 --json out/pointwise.json
 
 The floor is what a copy would take for the bytes a few-bit function must move: x, y and codes forward; codes, dY and dX
-backward. Stock autograd moves x once more. "gelu of x" is the op of `Quant(fused=True)`, which keeps x in groups instead
-of codes. Gated units f(a) * b follow, without codes: a, b and y forward; a, b, dY, dA and dB backward.
+backward. Stock autograd moves x once more. "gelu of x" is the op of `Quant(fused=True)`, which keeps x in groups in the
+place of codes. Gated units f(a) * b follow, without codes: a, b and y forward; a, b, dY, dA and dB backward.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     python examples/finetune_mobilenet.py --data DIR --task flowers102 --budget 66592 --methods classifier trady
     python examples/finetune_mobilenet.py --task shapes --epochs 1            # without files: bytes and FLOPs alone
 
-With --data, the folder that has flowers102_sq128.npz or pets_sq128.npz and the network's file (mbv2-w0.35.npz,
-proxyless-w0.3.npz or mobilenet_v2_imagenet.pth). The budget is in elements of inputs and weights for one picture, as
-TraDy's paper counts; by default its smallest one, or for other networks the same share of all elements.
+With --data, the folder that has flowers102_sq128.npz, pets_sq128.npz or cifar10_webp90.npz, and the network's file
+(mbv2-w0.35.npz, proxyless-w0.3.npz or mobilenet_v2_imagenet.pth). The budget is in elements of inputs and weights for
+one picture, as TraDy's paper counts; by default its smallest one, or for other networks the same share of all elements.
 
 `kept` is what the forward keeps for backward, measured; `dW FLOPs` are those of the gradients of convolutions' weights
 in one step, counted from the shapes that are really multiplied; `peak` is the CUDA allocator's, above model and
@@ -171,6 +171,13 @@ NETWORKS: dict[str, Callable[[Path, int], mobilenets.Classifier]] = {
 }
 
 
+TASKS: dict[str, Callable[..., transfer_data.Pictures]] = {
+    "flowers102": transfer_data.flowers102,
+    "pets": transfer_data.pets,
+    "cifar10": transfer_data.cifar10,
+}
+
+
 def task_of(network: str, name: str, args: argparse.Namespace) -> Task:
     """By names; `shapes` need no files, and a network that was never trained."""
     if name == "shapes":
@@ -178,7 +185,7 @@ def task_of(network: str, name: str, args: argparse.Namespace) -> Task:
         random = mobilenets.MobileNetV2(data.classes, width=0.35, dropout=0.0)
         return Task(lambda: copy.deepcopy(random), data, args.epochs, args.lr, args.clip, args.batch, args.device)
     look = mobilenets.IMAGENET if network == "mobilenet_v2" else mobilenets.CENTRED
-    data = {"flowers102": transfer_data.flowers102, "pets": transfer_data.pets}[name](look, args.data)
+    data = TASKS[name](look, args.data)
     folder = args.data or transfer_data.data_folder()
     build = partial(NETWORKS[network], folder, data.classes)
     return Task(build, data, args.epochs, args.lr, args.clip, args.batch, args.device)
@@ -186,7 +193,7 @@ def task_of(network: str, name: str, args: argparse.Namespace) -> Task:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=["flowers102", "pets", "shapes"], default="flowers102")
+    parser.add_argument("--task", choices=[*TASKS, "shapes"], default="flowers102")
     parser.add_argument("--network", choices=list(NETWORKS), default="mbv2-w0.35")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), metavar="METHOD")
     parser.add_argument("--budget", type=int, help="elements per picture")
@@ -206,7 +213,7 @@ def main() -> None:
         task = task_of(args.network, args.task, args)
     except FileNotFoundError as error:
         raise SystemExit(f"{error}; here: --data DIR, or --task shapes") from None
-    everything = mobilenets.elements(task.model(0).cpu(), task.data.train.shape[-1])
+    everything = mobilenets.elements(task.model(0).cpu(), task.data.side)
     budget = args.budget or round(SHARE * everything.total)
     ranking = ranking_of(task)
     console = Console(width=None if sys.stdout.isatty() else 110)

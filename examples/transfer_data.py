@@ -1,4 +1,4 @@
-"""Pictures for transfer learning: Flowers-102, Oxford-IIIT Pets, and drawn shapes where no files are at hand.
+"""Pictures for transfer learning: Flowers-102, Oxford-IIIT Pets, CIFAR-10, and drawn shapes where no files are at hand.
 
     data = transfer_data.flowers102(model.look)          # files below the folder named by SLIMGRAD_DATA, else data/
     data = transfer_data.shapes(model.look)              # no files
@@ -25,6 +25,7 @@ from torch import Tensor
 
 FLOWERS102_FILE = "flowers102_sq128.npz"
 PETS_FILE = "pets_sq128.npz"
+CIFAR10_FILE = "cifar10_webp90.npz"
 TRAIN, VALIDATION, TEST = 0, 1, 2
 
 SMALLEST_CROP = 0.5
@@ -47,10 +48,16 @@ class Pictures:
     train_labels: Tensor
     test: Tensor
     test_labels: Tensor
+    enlarged: int | None = None
+    """Pixels of a side as they are shown, if those are more than there are."""
+
+    @property
+    def side(self) -> int:
+        return self.enlarged or self.train.shape[-1]
 
     def to(self, device: torch.device | str) -> Pictures:
         tensors = (self.train, self.train_labels, self.test, self.test_labels)
-        return Pictures(self.name, self.classes, self.look, *(tensor.to(device) for tensor in tensors))
+        return Pictures(self.name, self.classes, self.look, *(t.to(device) for t in tensors), self.enlarged)
 
     def steps(self, size: int) -> int:
         """Batches in an epoch."""
@@ -62,12 +69,12 @@ class Pictures:
         order = torch.randperm(len(self.train), generator=generator).to(self.train.device)
         for chosen in order.split(size)[: self.steps(size)]:
             windows = _windows(size, generator).to(self.train.device)
-            yield _cut(self._normalized(self.train[chosen]), windows), self.train_labels[chosen]
+            yield _cut(self._normalized(self.train[chosen]), windows, self.side), self.train_labels[chosen]
 
     def tests(self, size: int) -> Iterator[Batch]:
         """The test set, once, as it is."""
         for images, labels in zip(self.test.split(size), self.test_labels.split(size), strict=True):
-            yield self._normalized(images), labels
+            yield _whole(self._normalized(images), self.side), labels
 
     def _normalized(self, images: Tensor) -> Tensor:
         mean, std = (torch.tensor(row, device=images.device).view(3, 1, 1) for row in (self.look.mean, self.look.std))
@@ -91,10 +98,16 @@ def _windows(count: int, generator: torch.Generator) -> Tensor:
     return maps
 
 
-def _cut(images: Tensor, windows: Tensor) -> Tensor:
-    """The windows, enlarged to the size of the pictures."""
-    grid = F.affine_grid(windows, list(images.shape), align_corners=False)
+def _cut(images: Tensor, windows: Tensor, side: int) -> Tensor:
+    """The windows, enlarged."""
+    grid = F.affine_grid(windows, [*images.shape[:2], side, side], align_corners=False)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+def _whole(images: Tensor, side: int) -> Tensor:
+    if images.shape[-1] == side:
+        return images
+    return F.interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
 
 
 # --- real pictures ----------------------------------------------------------------------------------------------------
@@ -115,6 +128,14 @@ def pets(look: Look, folder: Path | None = None) -> Pictures:
     return _pack("Pets", _found(folder, PETS_FILE), look, (TRAIN,))
 
 
+def cifar10(look: Look, folder: Path | None = None, train: int = 10_000) -> Pictures:
+    """10 kinds of things, 32 pixels shown as 128: the first 10,000 pictures to train on, and 10,000 to test on."""
+    file = _found(folder, CIFAR10_FILE)
+    images, labels, split = _decoded(file, 32)
+    first, test = (split == TRAIN).nonzero().flatten()[:train], split == 1
+    return Pictures("CIFAR-10", 10, look, images[first], labels[first], images[test], labels[test], SIDE)
+
+
 def _found(folder: Path | None, name: str) -> Path:
     folder = data_folder() if folder is None else folder
     if not (folder / name).is_file():
@@ -127,17 +148,17 @@ def _found(folder: Path | None, name: str) -> Path:
 
 
 def _pack(name: str, file: Path, look: Look, splits: tuple[int, ...]) -> Pictures:
-    images, labels, split = _decoded(file)
+    images, labels, split = _decoded(file, SIDE)
     train, test = torch.isin(split, torch.tensor(splits)), split == TEST
     return Pictures(name, int(labels.max()) + 1, look, images[train], labels[train], images[test], labels[test])
 
 
 @cache
-def _decoded(file: Path) -> tuple[Tensor, Tensor, Tensor]:
+def _decoded(file: Path, side: int) -> tuple[Tensor, Tensor, Tensor]:
     """Pictures, labels and splits of a pack: seconds, once per process."""
     arrays = dict(np.load(file))
     offsets = arrays["offsets"]
-    images = np.empty((len(offsets) - 1, 3, SIDE, SIDE), dtype=np.uint8)
+    images = np.empty((len(offsets) - 1, 3, side, side), dtype=np.uint8)
     for number in range(len(images)):
         images[number] = _one_decoded(arrays["data"][offsets[number] : offsets[number + 1]].tobytes())
     return torch.from_numpy(images), torch.from_numpy(arrays["labels"]).long(), torch.from_numpy(arrays["split"])

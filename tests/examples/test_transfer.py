@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))  # a s
 import transfer
 import transfer_data
 from mobilenets import CENTRED, IMAGENET, SIDE, MobileNetV2
-from transfer_data import Pictures, flowers102, pets, shapes
+from transfer_data import Pictures, cifar10, flowers102, pets, shapes
 
 
 def small(classes: int = 4) -> nn.Module:
@@ -63,9 +63,9 @@ def test_windows_lie_inside_the_picture_and_half_of_them_are_mirrored() -> None:
 def test_a_window_of_the_whole_picture_is_the_picture() -> None:
     images = torch.randn(2, 3, 16, 16)
     whole = torch.eye(2, 3).expand(2, 2, 3).clone()
-    torch.testing.assert_close(transfer_data._cut(images, whole), images)
+    torch.testing.assert_close(transfer_data._cut(images, whole, 16), images)
     whole[:, 0, 0] = -1
-    torch.testing.assert_close(transfer_data._cut(images, whole), images.flip(3))
+    torch.testing.assert_close(transfer_data._cut(images, whole, 16), images.flip(3))
 
 
 def test_tests_are_normalized_as_the_model_wants_them() -> None:
@@ -82,14 +82,14 @@ def test_tests_are_normalized_as_the_model_wants_them() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write_pack(file: Path, labels: list[int], split: list[int]) -> None:
+def write_pack(file: Path, labels: list[int], split: list[int], side: int = SIDE) -> None:
     """Pictures of one grey each, as bright as they come late."""
     from PIL import Image
 
     encoded = []
     for number in range(len(labels)):
         buffer = io.BytesIO()
-        Image.new("RGB", (SIDE, SIDE), (10 * number,) * 3).save(buffer, format="png")
+        Image.new("RGB", (side, side), (10 * number,) * 3).save(buffer, format="png")
         encoded.append(np.frombuffer(buffer.getvalue(), np.uint8))
     offsets = np.cumsum([0, *map(len, encoded)])
     kinds = {"labels": np.array(labels, np.int16), "split": np.array(split, np.int8)}
@@ -103,6 +103,16 @@ def test_a_pack_is_decoded_and_divided_by_its_splits(tmp_path: Path) -> None:
     assert data.train[:, 0, 0, 0].tolist() == [0, 30] and data.train_labels.tolist() == [3, 2]
     assert data.test[:, 2, 9, 9].tolist() == [10, 40] and data.test_labels.tolist() == [0, 3]
     assert flowers102(CENTRED, tmp_path, validation=True).train_labels.tolist() == [3, 1, 2]
+
+
+def test_small_pictures_are_shown_enlarged(tmp_path: Path) -> None:
+    write_pack(tmp_path / transfer_data.CIFAR10_FILE, labels=[3, 0, 1, 2, 9], split=[0, 1, 0, 0, 1], side=32)
+    data = cifar10(CENTRED, tmp_path, train=2)
+    assert data.train.shape == (2, 3, 32, 32) and data.side == SIDE and data.train_labels.tolist() == [3, 1]
+    ((shown, _),) = data.batches(0, 0, 2)
+    ((tested, labels),) = data.to("cpu").tests(2)
+    assert shown.shape == tested.shape == (2, 3, SIDE, SIDE) and labels.tolist() == [0, 9]
+    torch.testing.assert_close(tested[1], torch.full((3, SIDE, SIDE), (40 / 255 - 0.5) / 0.5))
 
 
 def test_who_has_no_files_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
