@@ -3,6 +3,7 @@
     python benchmarks/comet_ratio.py                                  # ResNet-18 and VGG-16 at 1 %
     python benchmarks/comet_ratio.py --at 100 400 --configs "comet()" "comet(target=0.05)" --json out/comet_ratio.json
     python benchmarks/comet_ratio.py --tasks vgg16 --dtype bf16       # under autocast; ratios are then from bf16
+    python benchmarks/comet_ratio.py --path out/bounds.png --tasks resnet20 --at 600 --batch 32 --configs "comet()"
     python benchmarks/comet_ratio.py --small                          # a few small steps: does it run?
 
 A model is trained untouched on real images (--data, as in accuracy.py), by its recipe there with a rate as much lower
@@ -13,6 +14,8 @@ bytes before and after by the report. Beside the ratio stand what it is if the t
 the limit: the entropy of its elements in steps of twice the bound, each told for itself. What several layers read is
 counted once, with the ReLU that made it. The images, which the first convolution reads, are not kept for it alone, and
 not counted.
+
+With --path the first task is trained under the first configuration throughout, and where its bounds go is drawn.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Any
 import torch
 from bandwidth import describe, printed, written
 from bounded import MASK, bits_within
+from rich.progress import track
 from tasks import ALL_TASKS
 from tasks.base import Batch, Data, Places
 from tasks.training import cross_entropy, evaluated, loaded, optimizer_for, stepped
@@ -140,6 +144,18 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
                 accuracy = bench.accuracy()
                 for config in args.configs:
                     yield from under(config, bench, done, accuracy)
+
+
+def path_drawn(args: argparse.Namespace) -> Path:
+    """Train under a configuration from the first step on."""
+    bench, training = begun(args.tasks[0], args)
+    run = sg.apply(bench.model, args.configs[0], optimizer=bench.optimizer, min_bytes=0)
+    assert isinstance(run.controller, CometController), "configurations were checked"
+    for _ in track(training, total=max(args.at), description=args.configs[0], transient=True):
+        pass
+    print(f"{bench.accuracy():.1%} right on some test images; refreshed at {[step for step, _ in run.controller.path]}")
+    print(f"kept {run.report().kept_before / run.report().kept_after:.2f}x less in the last step that was counted")
+    return run.controller.plot(args.path)
 
 
 def begun(task: str, args: argparse.Namespace) -> tuple[Bench, Iterator[Tensor]]:
@@ -257,6 +273,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--channels-last", action="store_true", help="as accuracy.py has it; neighbours are channels")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("SLIMGRAD_DATA", "data")))
     parser.add_argument("--cache", type=Path, default=Path("out/cache"))
+    parser.add_argument("--path", type=Path, help="train under the first configuration, and draw its bounds there")
     parser.add_argument("--small", action="store_true", help="a smoke test and not a result")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     args = parser.parse_args(words)
@@ -279,6 +296,9 @@ def check_configs(configs: Sequence[str]) -> None:
 def main() -> None:
     args = arguments()
     check_configs(args.configs)
+    if args.path is not None:
+        print(path_drawn(args))
+        return
     print(describe(args.device), HEAD, sep="\n")
     written(printed(rows(args), shown), args.json)
 

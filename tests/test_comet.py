@@ -7,6 +7,7 @@ import gc
 import itertools
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,6 +133,16 @@ def test_the_noise_of_a_gradient_is_as_predicted() -> None:
             assert abs(float(found.std()) - 1) < 0.03
             assert abs(float((found.abs() < 1).float().mean()) - 0.6827) < 0.015
         assert float(errors(model, layer, Bounded(bound=0.2), 3).std()) > 2
+
+
+def test_where_bounds_go_can_be_plotted(tmp_path: Path) -> None:
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = treated(model, optimizer, refresh=4)
+    with pytest.raises(sg.SpecError, match="run a training step first"):
+        controller(run).plot(tmp_path / "none.png")
+    train(model, optimizer, 12)
+    assert controller(run).plot(tmp_path / "bounds.png").stat().st_size > 10_000
 
 
 OPTIMIZERS = {

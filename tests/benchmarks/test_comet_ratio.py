@@ -23,6 +23,16 @@ def ran(folder: Path, *words: str) -> list[dict[str, object]]:
     return json.loads((folder / "rows.json").read_text())
 
 
+def test_the_path_of_bounds_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    picture = tmp_path / "bounds.png"
+    command = [sys.executable, "benchmarks/comet_ratio.py", "--device", "cpu", "--small", "--tasks", "resnet20"]
+    command += ["--data", str(tmp_path), "--cache", str(tmp_path / "cache"), "--path", str(picture)]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert shown.returncode == 0, shown.stderr
+    assert picture.stat().st_size > 10_000 and "refreshed at [0]" in shown.stdout
+
+
 def test_it_tells_of_each_tensor_that_a_convolution_reads_and_of_all(tmp_path: Path) -> None:
     rows = ran(tmp_path, "--configs", "comet()", "comet(target=0.1)")
     found = {config: [row for row in rows if row["config"] == config] for config in ("comet()", "comet(target=0.1)")}

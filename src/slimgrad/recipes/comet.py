@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,7 @@ from slimgrad.errors import SpecError
 from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.noise import allowed_bound, mean_size, norm, variance_by
 from slimgrad.recipes.pruning import check_shared, products, skip_names, skipped_paths, with_rest
+from slimgrad.report.bounds import bounds_plot
 from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules, Shapes
 from slimgrad.spec.reading import tuples
 from slimgrad.spec.values import checked_body
@@ -167,6 +169,10 @@ class CometController(Controller):
             values = torch.stack(list(known.values())).tolist()  # the one time the host waits
             self._follow({path: value for path, value in zip(known, values, strict=True) if 0 < value < math.inf})
         self._seen.clear()
+
+    def plot(self, path: str | Path) -> Path:
+        """Draw where the bounds of all layers went, and write it to `path`."""
+        return bounds_plot(self.path, path)
 
     def state_dict(self) -> dict[str, Any]:
         momenta = {path: momentum.cpu() for path, momentum in self._momenta.items()}
