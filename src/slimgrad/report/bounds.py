@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimgrad.errors import SpecError
 from slimgrad.report.human import plural, shorten
-from slimgrad.report.plots import FAINT, drawn, new_figure
+from slimgrad.report.plots import drawn, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,33 +17,30 @@ if TYPE_CHECKING:
 Refresh = tuple[int, Mapping[str, float]]
 """A step, and the bounds from then on."""
 
-MOST_NAMES = 24
+MOST_NAMES = 60
 NAME_WIDTH = 32
 
 
 def bounds_plot(refreshes: Sequence[Refresh], path: str | Path) -> Path:
-    """One line for each layer, from the first in the darkest to the last in the lightest colour."""
+    """A row for each layer, the first at the top, and a column from each refresh to the next."""
     if not refreshes:
         raise SpecError("no bounds were found yet; run a training step first")
     return drawn(Path(path), lambda: bounds_figure(refreshes))
 
 
 def bounds_figure(refreshes: Sequence[Refresh]) -> Figure:
-    from matplotlib import colormaps
-
     layers = list(dict.fromkeys(layer for _, bounds in refreshes for layer in bounds))
+    cells = [[math.log2(bounds.get(layer, math.nan)) for _, bounds in refreshes] for layer in layers]
+    steps = [step for step, _ in refreshes]
+    edges = [*steps, steps[-1] + max(1, steps[-1] - steps[-2] if len(steps) > 1 else 1)]
     title = f"bounds of {plural(len(layers), 'layer')}, found anew at {plural(len(refreshes), 'step')}"
-    figure = new_figure(title, 11, 5.5)
+    figure = new_figure(title, 11, 2 + 0.2 * min(len(layers), MOST_NAMES))
     axes = figure.subplots()
-    colours = colormaps["viridis"]
-    for number, layer in enumerate(layers):
-        steps, bounds = zip(*((step, found[layer]) for step, found in refreshes if layer in found), strict=True)
-        name = shorten(layer or "the model", NAME_WIDTH) if number < MOST_NAMES else None
-        colour = colours(0.92 * number / max(1, len(layers) - 1))
-        axes.plot(steps, bounds, color=colour, drawstyle="steps-post", linewidth=1.2, label=name)
-    axes.set_yscale("log", base=2)
+    mesh = axes.pcolormesh(edges, range(len(layers) + 1), cells, cmap="viridis")
+    named = range(0, len(layers), -(-len(layers) // MOST_NAMES))
+    axes.set_yticks([place + 0.5 for place in named], [shorten(layers[p] or "(model)", NAME_WIDTH) for p in named])
+    axes.tick_params(axis="y", labelsize=7, length=0)
+    axes.invert_yaxis()
     axes.set_xlabel("step")
-    axes.set_ylabel("bound")
-    axes.grid(axis="y", color=FAINT, linewidth=0.3)
-    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.colorbar(mesh, ax=axes, label="bound", format=lambda power, _: f"{2**power:.2g}", pad=0.02)
     return figure
