@@ -19,6 +19,8 @@ if "OMP_NUM_THREADS" not in os.environ:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # They take minutes each: at the end, where their file stands, one worker would run them and the others rest.
+    items.sort(key=lambda item: "test_interpreter" not in item.nodeid)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device")
