@@ -77,6 +77,17 @@ class Behind(nn.Module):
         return self.layer(x * 1.5)
 
 
+class Twice(nn.Module):
+    """One activation in two places, in place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.act = nn.Linear(width, width), nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.act(self.up(x)) * 2.0) * 1.0
+
+
 def one_backward(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What the model returns, the gradient of x, and the one that was sent in; its own are in its parameters."""
     model.zero_grad()

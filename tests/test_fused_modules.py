@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import slimgrad as sg
 from slimgrad.tables.functions import FOREIGN, MODULES, function_of
+from tests.models import Twice
 
 TILE = 1024
 
@@ -187,16 +188,8 @@ def test_a_table_for_the_data_is_made_from_the_first_forward() -> None:
 
 
 def test_a_module_called_twice_and_one_in_place() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.act = nn.Linear(16, 16), nn.SiLU(inplace=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.act(self.act(self.up(x)) * 2.0) * 1.0
-
     torch.manual_seed(0)
-    model = Twice()
+    model = Twice(16)
     plain = copy.deepcopy(model)
     run = sg.apply(model, sg.FewBit(bits=6), min_bytes=64)
     for seed in range(4):

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import slimgrad as sg
 from slimgrad import kernels
 from slimgrad.kernels import Groups
+from tests.models import Twice
 from tests.zoo import ZOO, Entry, fresh, gradients, relative_error
 
 HAVING_ONE = ("medley", "detector", "hf-vit", "hf-swin", "hf-bert", "hf-gpt2", "hf-llama")
@@ -138,16 +139,8 @@ def test_functions_without_a_kernel_are_packed_as_without_it() -> None:
 
 
 def test_in_place_and_under_a_loop_that_calls_it_twice(device: torch.device) -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.act = nn.Linear(32, 32), nn.SiLU(inplace=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.act(self.act(self.up(x)) * 2.0) * 1.0
-
     torch.manual_seed(0)
-    model = Twice().to(device)
+    model = Twice(32).to(device)
     plain = copy.deepcopy(model)
     run = sg.apply(model, "quant(bits=8, fused=True)", min_bytes=64)
     for seed in range(4):

@@ -77,7 +77,6 @@ __all__ = [
     "gated_backward",
     "gated_forward",
     "group_packer",
-    "grouped_forward",
     "grouped_fusion",
     "is_dense",
     "is_dense_layout",
@@ -200,13 +199,6 @@ def gated_backward(
     return twin("gated", a.device, force).gated_backward(a, b, dy, function)  # type: ignore[no-any-return]
 
 
-def grouped_forward(
-    x: Tensor, how: Groups, function: str, out: Tensor | None = None, *, force: Backend | None = None
-) -> tuple[Tensor, Tensor]:
-    """f(x) of a dense x, to rounding, and what `pack_groups` makes of x; with `out=x` in the place of x. Eager only."""
-    return twin("quant", x.device, force).grouped_forward(x, how, function, out)  # type: ignore[no-any-return]
-
-
 def pick_largest(x: Tensor, picks: Picks, *, force: Backend | None = None) -> tuple[Tensor, ...]:
     """The elements of a dense tensor that are largest in magnitude, in memory order, and their places; and the signs of
     the others, if the picks are signed: see picks.py.
@@ -325,7 +317,7 @@ def fusion(layout: Layout, unit: Pointwise) -> Fusion:
 
 
 def grouped_fusion(layout: Layout, how: Groups, function: str, *, force: Backend | None = None) -> FusionByGroups:
-    """`grouped_forward`, f' * dY and f(x) once more, for one layout. Eager only."""
+    """f(x), to rounding, with what `pack_groups` makes of x; then f' * dY, and f(x) once more. Eager only."""
     value, slope = Chain(how, (Step(function),)), Chain(how, (Step(DERIVATIVES[function]), Step("mul", SAME)))
     chaining, quant = twin("chaining", layout.device, force), twin("quant", layout.device, force)
     values, slopes = chaining.chainer(layout, value, ()), chaining.chainer(layout, slope, (layout.dtype,))

@@ -71,11 +71,6 @@ class Together:
 grouping = lru_cache(maxsize=4096)(Together)
 
 
-def grouped_forward(x: Tensor, how: Groups, function: str, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    check_dense("grouped_forward", x)
-    return grouping(Layout(x.shape, x.stride(), x.dtype, x.device), how, function)(x, out)
-
-
 def pack_groups(x: Tensor, how: Groups) -> Tensor:
     check_dense("pack_groups", x)
     return packer(Layout(x.shape, x.stride(), x.dtype, x.device), how).pack(x)

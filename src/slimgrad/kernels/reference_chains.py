@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from slimgrad.kernels.chains import DERIVATIVES, PACKED, SPREAD, Chain, Step, check_chain
@@ -29,11 +28,8 @@ def _slope(formula: Formula) -> Callable[[Tensor], Tensor]:
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "sigmoid": torch.sigmoid,
     "relu": torch.relu,
+    **{name: FORMULAS[name].value for name in ("gelu", "gelu_tanh", "silu", "sigmoid")},
     **{name: _slope(FORMULAS[of]) for of, name in DERIVATIVES.items()},
 }
 

@@ -40,13 +40,14 @@ def pack_groups(x: Tensor, how: Groups) -> Tensor:
     return out
 
 
-def grouped_forward(x: Tensor, how: Groups, function: str, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    packed, y = pack_groups(x, how), FUNCTIONS[function].value(x.detach())
-    return (y if out is None else out.copy_(y)), packed
-
-
 def grouping(layout: Layout, how: Groups, function: str) -> Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]:
-    return lambda x, out: grouped_forward(x, how, function, out)
+    """f(x) and x in groups, for one layout."""
+
+    def together(x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        packed, y = pack_groups(x, how), FUNCTIONS[function].value(x.detach())
+        return (y if out is None else out.copy_(y)), packed
+
+    return together
 
 
 def unpack_groups(

@@ -50,14 +50,9 @@ class FewBitFunction:
 
     def _treatment(self, x: Tensor) -> tuple[Layout, Fusion]:
         if isinstance(x, FakeTensor):  # the same nodes must be learnt from them that real ones have
-            return Layout.of(x), FusionByFunctions(self._pretended, lambda codes, dy: torch.empty_like(dy))
+            return Layout.of(x), pretended(code_bytes(x.numel(), self.unit.buckets.bits))
         found = _treatment(x, self.unit)
         return found.layout, found.packer
-
-    def _pretended(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Forward of what has no memory for kernels to read."""
-        codes = x.new_empty(code_bytes(x.numel(), self.unit.buckets.bits), dtype=torch.uint8)
-        return torch.empty_like(x) if out is None else out, codes
 
     def _traced(self, x: Tensor, inplace: bool) -> Tensor:
         """The same in an op that a compiler knows."""
@@ -69,6 +64,15 @@ class FewBitFunction:
     def __repr__(self) -> str:
         shown = "".join(f", {key}={value!r}" for key, value in self.table.parameters)
         return f"fewbit_function({self.table.function!r}, bits={self.table.bits}{shown})"
+
+
+def pretended(nbytes: int) -> Fusion:
+    """A fusion of tensors that have no memory for kernels to read, which keeps so many bytes."""
+
+    def forward(x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(x) if out is None else out, x.new_empty(nbytes, dtype=torch.uint8)
+
+    return FusionByFunctions(forward, lambda kept, dy: torch.empty_like(dy))
 
 
 def fewbit_function(

@@ -4,16 +4,15 @@ backward makes f'(x) * dY from the bits. They tell f(x) once more too, so that n
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from slimgrad import kernels
 from slimgrad.codecs.base import per_layout
-from slimgrad.kernels import FusionByFunctions, Groups, Layout
+from slimgrad.kernels import Groups, Layout
 from slimgrad.kernels.chains import DERIVATIVES, MOST_ELEMENTS
 from slimgrad.kernels.groups import DTYPES
-from slimgrad.ops.fewbit import FewBit
+from slimgrad.ops.fewbit import FewBit, pretended
 
 _treatment = per_layout(kernels.grouped_fusion)
 
@@ -31,15 +30,10 @@ class GroupedFunction:
     def __call__(self, x: Tensor, *, inplace: bool = False) -> Tensor:
         """f(x); with `inplace` written over x, which must then be dense and nobody else's for backward."""
         if isinstance(x, FakeTensor):  # the same nodes must be learnt from them that real ones have
-            pretended = FusionByFunctions(self._pretended, lambda packed, dy: torch.empty_like(dy))
-            return Grouped.apply(x, Layout.of(x), pretended, inplace)  # type: ignore[no-any-return, no-untyped-call]
+            fusion = pretended(self.how.nbytes(x.numel()))
+            return Grouped.apply(x, Layout.of(x), fusion, inplace)  # type: ignore[no-any-return, no-untyped-call]
         found = _treatment(x, self.how, self.function)
         return Grouped.apply(x, found.layout, found.packer, inplace)  # type: ignore[no-any-return, no-untyped-call]
-
-    def _pretended(self, x: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Forward of what has no memory for kernels to read."""
-        packed = x.new_empty(self.how.nbytes(x.numel()), dtype=torch.uint8)
-        return torch.empty_like(x) if out is None else out, packed
 
 
 class Grouped(FewBit):

@@ -166,7 +166,10 @@ class Choices:
 
     def _computed(self, fusible: int, ways: Collection[int]) -> Link:
         """In one of these ways: OWN, and then the ops of which it has the choice."""
-        return len(self.items) + len(self.running.regions) + fusible, frozenset(ways)
+        return self._group_of_fusible(fusible), frozenset(ways)
+
+    def _group_of_fusible(self, place: int) -> int:
+        return len(self.items) + len(self.running.regions) + place
 
     def _option(self, item: Item, offer: Offer, needs: tuple[Link, ...]) -> Option:
         if offer.codecs and not offer.entering:
@@ -204,7 +207,7 @@ class Choices:
     def held_in(self, item: Item, choice: Sequence[int]) -> int:
         """What is kept of it where a fused op computes the module: of several items, the first has it all."""
         place = self._fusing[item.number]
-        fusible, way = self.fusibles[place], choice[len(self.items) + len(self.running.regions) + place]
+        fusible, way = self.fusibles[place], choice[self._group_of_fusible(place)]
         return fusible.held[way - 1] if way and fusible.items[0] == item.number else 0
 
     def _fused(self, item: Item, fusible: int) -> Option:
@@ -278,7 +281,7 @@ class Choices:
 
     def fused(self, choice: Sequence[int]) -> list[tuple[str, Codec]]:
         """The modules that a fused op computes, and how."""
-        ways = choice[len(self.items) + len(self.running.regions) :]
+        ways = choice[self._group_of_fusible(0) :]
         return [(one.path, one.ops[way - 1]) for one, way in zip(self.fusibles, ways, strict=False) if way]
 
     def needed(self, choice: Sequence[int]) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ from slimgrad.spec import NO_SITE, Profile, Site
 UNPACKED = Quant(bits=4)
 """Whose speed is taken for that of unpacking a source; 8 bits take 3 % longer."""
 
-
 IN_GROUPS = (GROUPS, FUSED)
+"""Sources that are groups of a few bits, whoever packed them."""
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class Desk:
         grouped: Collection[int] = (),
     ) -> None:
         self.profile = profile
-        self.grouped = frozenset(grouped)
+        self._grouped = frozenset(grouped)
         """Sites of modules that a fused op may compute, whose groups tell what it made."""
         self._decided = range(len(profile.sites)) if decided is None else decided
         """Sites of storages that are decided about; all others are kept as they are."""
@@ -198,7 +198,7 @@ class Desk:
     def _is_first_fused(self, number: int, way: int) -> bool:
         """Whether this is the first way that begins with what such a module saves; with the op there is one alone."""
         sources = self.profile.sites[number].sources
-        return next((w for w, s in enumerate(sources) if not self.grouped.isdisjoint(s)), None) == way
+        return next((w for w, s in enumerate(sources) if not self._grouped.isdisjoint(s)), None) == way
 
     @cached_property
     def lossy(self) -> bool:

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -258,12 +259,12 @@ class Gate:
         """Find the roles and decide; then pack what the watched forward holds."""
         roots: list[Node | None] = [tensor.grad_fn for tensor in tensors_in(output)]
         learnt = lesson(frame, roots, owners, self.modules, {})
-        if frame.stock:
-            as_stock = self._decided(learnt, is_stock=True)
-            self.stock[key] = self.swaps.learn(learnt, self.min_bytes, as_stock.derived_paths)
         for rules in self.stages.to_come:  # refused now, not in the middle of a training
             chosen(learnt, rules, self.modules, all_here=self._all_here, followed=self._followed)
-        found = self._decided(learnt, is_stock=frame.stock and bool(self.swaps))
+        found = self._decided(learnt, is_stock=frame.stock)
+        if frame.stock:
+            self.stock[key] = self.swaps.learn(learnt, self.min_bytes, found.derived_paths)
+            found = replace(found, is_stock=bool(self.swaps))
         if pack:
             found = self._confirmed(frame, learnt, found)
             seal_held(frame, learnt, found)

@@ -61,7 +61,7 @@ class Swap(Inert):
 
     __slots__ = ("gains", "local", "op", "rule", "site")
 
-    def __init__(self, module: nn.Module, site: Site, op: Op, rule: Rule, local: Any) -> None:
+    def __init__(self, module: nn.Module, site: Site, op: Op[Any], rule: Rule, local: Any) -> None:
         super().__init__(module)
         self.site = site
         self.op = op
