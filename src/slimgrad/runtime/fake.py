@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -31,6 +32,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from slimgrad.errors import UnsupportedModelError
 from slimgrad.runtime.batches import Arguments
+from slimgrad.runtime.belongings import belongings_of
+from slimgrad.runtime.graph import tensors_in
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,9 @@ def _check_whole(model: nn.Module) -> None:
 
 @contextmanager
 def faked(model: nn.Module, arguments: Arguments, device: torch.device | str | None = None) -> Iterator[Faked]:
-    """Fake parameters, buffers and arguments, on the devices they are on or all on `device`."""
+    """Fake parameters, buffers and arguments, on the devices they are on or all on `device`. Whatever modules hold is
+    put back afterwards (belongings.py).
+    """
     target = None if device is None else torch.device(device)
     _check_device(target)
     _check_whole(model)
@@ -120,7 +125,7 @@ def faked(model: nn.Module, arguments: Arguments, device: torch.device | str | N
 
     try:
         mode, integers = FakeTensorMode(allow_non_fake_inputs=True), RealIntegers()  # type: ignore[no-untyped-call]
-        with torch.random.fork_rng(devices=[]), mode, integers:
+        with belongings_of(model), torch.random.fork_rng(devices=[]), mode, integers:
             parameters = {name: fake(tensor) for name, tensor in model.named_parameters()}
             buffers = {name: fake(tensor) for name, tensor in model.named_buffers()}
             state = {**parameters, **buffers}
@@ -131,6 +136,16 @@ def faked(model: nn.Module, arguments: Arguments, device: torch.device | str | N
             yield Faked(call, like(arguments), parameters, buffers, like)
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException) as error:
         raise _cannot(model, error) from error
+
+
+def check_nothing_fake(model: nn.Module, output: Any) -> None:
+    """Refuse what a real forward made from tensors that are left of one on fakes."""
+    if any(isinstance(tensor, FakeTensor) for tensor in tensors_in(output)) and detect_fake_mode() is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} returned a fake tensor: when sites were learnt on fake tensors, something that "
+            "is none of its modules (a function with a cache, a global table) kept one of them, and uses it now. In a "
+            "new process, run the model once under torch.no_grad() before apply, so that what is kept is real"
+        )
 
 
 def _fake(tensor: Tensor, target: torch.device | None) -> Tensor:

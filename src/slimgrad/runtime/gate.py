@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from slimgrad.errors import SlimgradWarning
 from slimgrad.rules import Rule, Rules, Shapes
 from slimgrad.runtime.batches import Arguments, call, shapes_of, signature_of
-from slimgrad.runtime.fake import faked
+from slimgrad.runtime.fake import check_nothing_fake, faked
 from slimgrad.runtime.frame import ROOT, WorkFrame, innermost_hook
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.ledger import Audit, Fused
@@ -233,10 +233,11 @@ class Gate:
             self._hook_borders(known.borders if known else ())
             return
         try:
+            check_nothing_fake(self.model, output)
             if known is None or known.is_stock:
                 known = self._learn(opening.key, frame, output, opening.owners, pack=True)
         except Exception:
-            self.remove()  # a rule was refused: nothing is packed, and the model is as it was
+            self.remove()  # a rule or the model was refused: nothing is packed, and the model is as it was
             raise
         if frame.refuted:
             self._note_refuted(frame.refuted)
