@@ -163,7 +163,7 @@ class TradyController(Controller):
         if self._due and not any(weights.is_pending for weights in self._weights.values()):
             self._draw()
         for weights in self._weights.values():
-            weights.read()
+            weights.follow()
 
     def end(self) -> None:
         if self.choice is None and not self._has_warned:
@@ -171,7 +171,7 @@ class TradyController(Controller):
             warnings.warn(UNSEEN, SlimgradWarning, stacklevel=2)
         if self.optimizer is not None:
             for weights in self._weights.values():
-                weights.write()
+                weights.stepped()
 
     def gathered(self, path: str) -> None:
         """A weight has its gradient."""

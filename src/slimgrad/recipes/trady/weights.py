@@ -5,6 +5,11 @@ An optimizer that holds a whole weight moves all of it: momentum, weight decay a
 zero. So the channels that are trained become a small parameter, which takes the weight's place in the optimizer's
 groups; gradients, momentum and clipping see nothing else, and entries that are not trained cannot change. After each
 step it is written into the weight, which is what the forward reads.
+
+NOTE [Two copies of the same numbers]
+Anybody may change the weight: checkpoints, clamps, averages, many of them through `.data`, which leaves no trace. An
+optimizer may move its parameter in the middle of a step and ask for the loss there, by a closure. So the two are made
+the same before each forward: the parameter is written where it has moved, and read again where it has not.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ class ChannelWeights:
         self.index = torch.tensor(indices, dtype=torch.int64, device=layer.weight.device)
         self.parts = layer.kernels.parts(self.index)
         self.parameter = nn.Parameter(self.parts.take(layer.weight.detach()))
-        self._version = layer.weight._version
+        self._version = self.parameter._version
         self.seen: Tensor | None = None
         """Sums over steps of the norms of each channel's gradient."""
         if optimizer is not None:
@@ -40,12 +45,16 @@ class ChannelWeights:
         """Whether there is a gradient that no step has taken yet."""
         return self.parameter.grad is not None
 
-    def read(self) -> None:
-        """Follow the weight, if somebody else changed it, as by loading a checkpoint."""
-        if self.layer.weight._version != self._version:
-            with torch.no_grad():
-                self.parameter.copy_(self.parts.take(self.layer.weight))
-            self._version = self.layer.weight._version
+    def follow(self) -> None:
+        """Before a forward: see NOTE [Two copies of the same numbers]."""
+        if self.optimizer is None:
+            return
+        if self.parameter._version != self._version:
+            self._write()
+            return
+        with torch.no_grad():
+            self.parameter.copy_(self.parts.take(self.layer.weight))
+        self._version = self.parameter._version
 
     def gather(self) -> None:
         """The weight has a gradient: keep what belongs to these channels."""
@@ -68,14 +77,17 @@ class ChannelWeights:
             found = norms(self.parts, gradient)
             self.seen = found if self.seen is None else self.seen + found
 
-    def write(self) -> None:
+    def stepped(self) -> None:
         """The optimizer took a step."""
         if self.parameter.grad is not None:
             self._look(self.parameter.grad)
             self.parameter.grad = None
+        self._write()
+
+    def _write(self) -> None:
         with torch.no_grad():
             self.parts.put(self.layer.weight.detach(), self.parameter)
-        self._version = self.layer.weight._version
+        self._version = self.parameter._version
 
     def norms(self) -> Tensor:
         """Of all channels; NaN for those not seen. The host waits here."""
