@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import slimgrad as sg
+from slimgrad.recipes.trady.costs import layers_of
 from tests.models import images
-from tests.test_trady import BUDGET, controller, network, train
+from tests.test_trady import BUDGET, OPTIMIZERS, controller, network, train
 
 
 def test_weights_that_somebody_changes_through_data_stay_changed() -> None:
@@ -65,3 +71,86 @@ def test_a_closure_sees_what_the_optimizer_moved_within_its_step() -> None:
     assert torch.allclose(torch.stack(found), torch.stack(expected), rtol=1e-12)
     assert torch.allclose(model[10].weight, other[10].weight, rtol=1e-9)
     assert len({float(loss) for loss in found}) == 6
+
+
+@pytest.mark.parametrize("make", [OPTIMIZERS["sgd, momentum, decay"], OPTIMIZERS["adamw"]], ids=["sgd", "adamw"])
+def test_an_optimizer_that_trained_everything_before_can_still_be_saved(make: Callable[[nn.Module], Optimizer]) -> None:
+    model = network()
+    optimizer = make(model)
+    train(model, optimizer)
+    kept = copy.deepcopy(optimizer.state_dict()["state"])
+    run = sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+    train(model, optimizer)
+    mine = [each.parameter for each in controller(run)._weights.values()]
+    saved = optimizer.state_dict()["state"]
+    for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        if any(parameter is each for each in mine):
+            assert all(v.shape == parameter.shape for v in saved[number].values() if isinstance(v, Tensor) and v.dim())
+    run.epoch()
+    train(model, optimizer)
+    run.remove()
+    after = optimizer.state_dict()["state"]
+    numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
+    for parameter in (layer.weight for path, layer in layers_of(model).items() if path != "14"):
+        state = after[numbers[id(parameter)]]
+        assert state.keys() == kept[numbers[id(parameter)]].keys()
+        assert all(_same(value, kept[numbers[id(parameter)]][key]) for key, value in state.items())
+    train(model, optimizer)
+
+
+def _same(one: object, other: object) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("model", "optimizer", "run"))), ids="-".join)
+def test_a_checkpoint_may_be_loaded_in_any_order(order: tuple[str, ...], tmp_path: Path) -> None:
+    def begin(seed: int) -> dict[str, Any]:
+        torch.manual_seed(seed)
+        model = network() if not seed else network().apply(lambda m: getattr(m, "reset_parameters", lambda: None)())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "run": sg.apply(model, sg.trady(BUDGET), optimizer=optimizer),
+        }
+
+    straight = begin(0)
+    train(straight["model"], straight["optimizer"])
+    straight["run"].epoch()
+    train(straight["model"], straight["optimizer"], first=2)
+    torch.save({name: each.state_dict() for name, each in straight.items()}, tmp_path / "checkpoint.pt")
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    resumed = begin(1)
+    for name in order:
+        resumed[name].load_state_dict(saved[name])
+    for each in (straight, resumed):
+        train(each["model"], each["optimizer"], first=4)
+        each["run"].remove()
+        train(each["model"], each["optimizer"], first=6)
+    for name, value in straight["model"].state_dict().items():
+        assert torch.equal(value, resumed["model"].state_dict()[name]), name
+
+
+def test_gradients_go_along_when_channels_take_the_place_of_a_weight_and_when_they_leave() -> None:
+    model = network().double().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def backward() -> None:
+        F.cross_entropy(model(images(8).double()), torch.arange(8)).backward()
+
+    backward()  # somebody's, who has not zeroed them yet
+    dense = {path: layer.weight.grad.clone() for path, layer in layers_of(model).items()}
+    run = sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+    loss = F.cross_entropy(model(images(8).double()), torch.arange(8))
+    optimizer.zero_grad()  # between forward and backward, as many do
+    loss.backward()
+    chosen = controller(run)._weights
+    for path, each in chosen.items():
+        assert torch.allclose(each.parameter.grad, each.parts.take(dense[path]), rtol=1e-9, atol=1e-12)
+    run.remove()
+    for path, each in chosen.items():
+        assert torch.allclose(each.parts.take(each.layer.weight.grad), each.parts.take(dense[path]), rtol=1e-9)
+        assert each.layer.weight.grad.count_nonzero() <= each.parameter.numel()
+    before = model[10].weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model[10].weight, before)

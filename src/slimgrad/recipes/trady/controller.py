@@ -125,7 +125,9 @@ class TradyController(Controller):
         self._epoch, self._due = state["epoch"], state["due"]
         self._gradients = {path: torch.tensor(norms) for path, norms in state["norms"].items()}
         if choice is not None:
-            self._take(choice)
+            for weights in self._weights.values():
+                weights.parameter.grad = None  # of another time
+            self._take(choice, was_loaded=True)
 
     # --- attaching ---
 
@@ -144,7 +146,7 @@ class TradyController(Controller):
         if not self._is_attached:
             return
         self._is_attached = False
-        self._release()
+        self._drop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -286,8 +288,8 @@ class TradyController(Controller):
 
     # --- what is trained ---
 
-    def _take(self, choice: ChannelChoice) -> None:
-        self._release()
+    def _take(self, choice: ChannelChoice, *, was_loaded: bool = False) -> None:
+        self._drop()
         self.choice = choice
         self._rules = self.recipe.rules(self.layers, choice.channels)
         if not self._is_attached:
@@ -297,14 +299,15 @@ class TradyController(Controller):
             layer.weight.requires_grad_(True)
             looks = self.recipe.mode == "weighted"
             self._weights[path] = ChannelWeights(layer, indices, self.optimizer, looks=looks)
+            self._weights[path].enter(adopts=was_loaded)
             self._weight_handles.append(layer.weight.register_post_accumulate_grad_hook(_Gathered(self, path)))
 
-    def _release(self) -> None:
+    def _drop(self) -> None:
         for handle in self._weight_handles:
             handle.remove()
         self._weight_handles.clear()
         for weights in self._weights.values():
-            weights.release()
+            weights.leave()
             weights.layer.weight.requires_grad_(False)
         self._weights.clear()
 

@@ -14,7 +14,8 @@ the same before each forward: the parameter is written where it has moved, and r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +36,51 @@ class ChannelWeights:
         self.parts = layer.kernels.parts(self.index)
         self.parameter = nn.Parameter(self.parts.take(layer.weight.detach()))
         self._version = self.parameter._version
+        self._of_channels: dict[str, Any] | None = None
+        """What the optimizer keeps for these channels, while they are not in it."""
+        self._of_weight: dict[str, Any] | None = None
+        """The same of the whole weight: an optimizer cannot save what it keeps for parameters that it does not have."""
         self.seen: Tensor | None = None
         """Sums over steps of the norms of each channel's gradient."""
-        if optimizer is not None:
-            _replace(optimizer, layer.weight, self.parameter)
+
+    def enter(self, *, adopts: bool = False) -> None:
+        """Take the weight's place in the optimizer, with its gradient. An optimizer that loaded its state before there
+        were channels has theirs under the weight: `adopts` says that it may be so.
+        """
+        if self.optimizer is None:
+            return
+        weight = self.layer.weight
+        state = self.optimizer.state.pop(weight, None)
+        if adopts and state and self._is_of_channels(state):
+            self._of_channels = state
+        else:
+            self._of_weight = state
+        if self._of_channels is not None:
+            self.optimizer.state[self.parameter] = self._of_channels
+        _replace(self.optimizer, weight, self.parameter)
+        if weight.grad is not None:
+            self.parameter.grad = self.parts.take(weight.grad)
+            weight.grad = None
+
+    def leave(self) -> None:
+        """Give the weight its place in the optimizer back, and its gradient. What the optimizer kept for these channels
+        goes with them: momentum of channels that are drawn again much later is of no use, and Adam would take too large
+        first steps without its correction for a start.
+        """
+        if self.optimizer is None:
+            return
+        weight = self.layer.weight
+        self._of_channels = self.optimizer.state.pop(self.parameter, None)
+        if self._of_weight is not None:
+            self.optimizer.state[weight] = self._of_weight
+        _replace(self.optimizer, self.parameter, weight)
+        if self.parameter.grad is not None:
+            weight.grad = spread(self.parts, weight, self.parameter.grad)
+            self.parameter.grad = None
+
+    def _is_of_channels(self, state: Mapping[str, Any]) -> bool:
+        tensors = [value for value in state.values() if isinstance(value, Tensor) and value.dim()]
+        return all(tensor.shape == self.parameter.shape for tensor in tensors)
 
     @property
     def is_pending(self) -> bool:
@@ -95,15 +137,6 @@ class ChannelWeights:
         if self.seen is not None:
             found[self.index.cpu()] = self.seen.float().cpu()
         return found
-
-    def release(self) -> None:
-        """Give the weight its place in the optimizer back. What the optimizer kept for these channels goes: momentum of
-        channels that are drawn again much later is of no use, and Adam would take too large first steps without its
-        correction for a start.
-        """
-        if self.optimizer is not None:
-            self.optimizer.state.pop(self.parameter, None)
-            _replace(self.optimizer, self.parameter, self.layer.weight)
 
 
 def _replace(optimizer: Optimizer, old: nn.Parameter, new: nn.Parameter) -> None:
