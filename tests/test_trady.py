@@ -21,7 +21,7 @@ from slimgrad.recipes.trady.controller import TradyController
 from slimgrad.recipes.trady.costs import Layer, layers_of, states_of
 from slimgrad.recipes.trady.ranking import pool
 from slimgrad.spec.budgets import bytes_of
-from tests.models import images
+from tests.models import hook_count, images
 
 BUDGET = 1500
 
@@ -198,6 +198,28 @@ def test_several_processes_are_refused_before_anything_is_changed(monkeypatch: p
     with pytest.raises(sg.UnsupportedModelError, match="trains in one process so far"):
         sg.apply(model, sg.trady(BUDGET))
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_is_changed(tmp_path) -> None:
+    def refused(model: nn.Module, optimizer: Optimizer, message: str) -> None:
+        before = hook_count(model)
+        with pytest.raises(sg.UnsupportedModelError, match=message):
+            sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+        assert all(p.requires_grad for p in model.parameters()) and hook_count(model) == before
+
+    model = network()
+    refused(model, torch.optim.LBFGS(model.parameters()), "LBFGS keeps vectors of all that it trains together")
+    fused = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    refused(model, fused, "make it with fused=False")
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    refused(nn.DataParallel(model), plain, "this one is wrapped in DataParallel")
+    lazy = nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 8), nn.Linear(8, 4))
+    refused(lazy, torch.optim.SGD(lazy[1:].parameters(), lr=0.1), r"'0\.weight' has no shape yet; run the model once")
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path / 'store'}")
+    try:
+        refused(nn.parallel.DistributedDataParallel(model), plain, "this one is wrapped in DistributedDataParallel")
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_no_draw_exceeds_the_budget_and_all_channels_come() -> None:

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from slimgrad.errors import SlimgradWarning, SpecError, UnsupportedModelError
+from slimgrad.errors import SlimgradWarning, SpecError
 from slimgrad.recipes.hooks import Hook
-from slimgrad.recipes.trady import draws
+from slimgrad.recipes.trady import draws, refusals
 from slimgrad.recipes.trady.choice import ChannelChoice
 from slimgrad.recipes.trady.costs import Costs, Size, batch_of, layers_of, limit, states_of, total
 from slimgrad.recipes.trady.frozen import Frozen, trained_whole
@@ -54,7 +54,8 @@ class TradyController(Controller):
     strict = True
 
     def __init__(self, recipe: Trady, model: nn.Module, optimizer: Optimizer | None) -> None:
-        _refuse_many_processes()
+        refusals.check_model(model)
+        refusals.check_optimizer(optimizer)
         self.recipe = recipe
         self.optimizer = optimizer
         self.always = trained_whole(recipe.train, model)
@@ -65,7 +66,7 @@ class TradyController(Controller):
             trainable &= held_by(optimizer)
         self.layers = {path: layer for path, layer in layers_of(model).items() if id(layer.weight) in trainable}
         self._ranks = self._ranked(model)
-        _check_optimizer(self.layers, optimizer)
+        refusals.check_layers(self.layers, optimizer)
         self.choice: ChannelChoice | None = None
         """What is trained now."""
         self.path: list[ChannelChoice] = []
@@ -330,28 +331,6 @@ class _Gathered(Hook[TradyController]):
     def __call__(self, *args: Any) -> None:
         if self.owner is not None:
             self.owner.gathered(self.path)
-
-
-# --- what a model has -------------------------------------------------------------------------------------------------
-
-
-def _check_optimizer(layers: Mapping[str, Any], optimizer: Optimizer | None) -> None:
-    if layers:
-        return
-    given = "" if optimizer is None else ", and of those that do, the optimizer has none"
-    raise UnsupportedModelError(
-        "trady: no linear layer or convolution is left to draw channels from: none but the layers in train= has a "
-        f"weight of its own that requires a gradient{given}"
-    )
-
-
-def _refuse_many_processes() -> None:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise UnsupportedModelError(
-            "trady trains in one process so far: which parameters have gradients changes with every epoch, and "
-            "data-parallel wrappers decide that once"
-        )
 
 
 def _elements(shapes: Shapes) -> int:
