@@ -16,8 +16,9 @@ from slimgrad.errors import BatchError, SpecError
 from slimgrad.kernels.channels import norms
 from slimgrad.profiler.profile import undisturbed
 from slimgrad.recipes.trady import LayerRank, Ranking
-from slimgrad.recipes.trady.costs import Costs, Layer, Size, batch_of, layers_of
+from slimgrad.recipes.trady.costs import Costs, Layer, batch_of, layers_of
 from slimgrad.recipes.trady.frozen import Frozen, trained_whole
+from slimgrad.recipes.trady.sizes import Look, Size
 from slimgrad.runtime.batches import Arguments, call, shapes_of, split
 from slimgrad.runtime.graph import tensors_in
 from slimgrad.runtime.run import apply, check_model
@@ -73,7 +74,8 @@ class _Found:
         self.layers = layers
         self.norms: dict[str, Tensor] = {}
         self.sizes: dict[str, Size] = {}
-        self.batch = 1
+        self.look = Look(1)
+        """What layers are given in the forward that runs."""
 
     @contextmanager
     def listening(self, group: Sequence[Layer]) -> Iterator[None]:
@@ -83,8 +85,11 @@ class _Found:
                 layer.weight.requires_grad_(True)
                 handles.callback(layer.weight.requires_grad_, False)
                 handles.callback(layer.weight.register_post_accumulate_grad_hook(self._gradient(layer)).remove)
-                handles.callback(layer.module.register_forward_pre_hook(self._input(layer.path)).remove)
+                handles.callback(
+                    layer.module.register_forward_pre_hook(self._input(layer.path), with_kwargs=True).remove
+                )
             yield
+            self.sizes |= self.look.sizes
 
     def _gradient(self, layer: Layer) -> Callable[[Tensor], None]:
         def look(weight: Tensor) -> None:
@@ -95,15 +100,12 @@ class _Found:
 
         return look
 
-    def _input(self, path: str) -> Callable[[nn.Module, Any], None]:
-        def look(module: nn.Module, args: Any) -> None:
-            self.sizes[path] = Size(args[0].numel(), args[0].itemsize)
-
-        return look
+    def _input(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, args, kwargs: self.look.add(path, module, args, kwargs)
 
     def ranks(self) -> Iterator[LayerRank]:
         """Layers that no gradient came to have nothing to learn."""
-        costs = Costs(self.batch, self.sizes)
+        costs = Costs(self.sizes)
         for layer in self.layers:
             channels = layer.kernels.channels
             rgn = self.norms.get(layer.path, torch.zeros(channels)).double()
@@ -122,8 +124,8 @@ def _backward(
 ) -> None:
     """One forward and backward. Where only some layers have gradients, the others keep nothing."""
     arguments, to_loss = split(batch, loss_fn)
-    found.batch = batch_of(shapes_of(tuple(tensors_in(arguments, depth=3))))
     run = apply(model, Lossless(), batch=_as_batch(arguments), min_bytes=0) if in_parts else None
+    found.look = Look(batch_of(shapes_of(tuple(tensors_in(arguments, depth=3)))))
     try:
         with torch.enable_grad():
             loss = to_loss(call(model, arguments))

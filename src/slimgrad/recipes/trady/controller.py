@@ -6,14 +6,14 @@ them, and its graph begins at the first layer that is trained. BatchNorms run in
 kept for statistics. `remove()` puts both back.
 
 NOTE [When channels are drawn]
-What a channel costs depends on the sizes of inputs, so the first forward, and each that is larger than all before, is
-shown on fake tensors first. A draw follows from seed and epoch. It waits while there are gradients that no step has
-taken, as in the middle of gradient accumulation.
+What a channel costs depends on the sizes of inputs, so the first forward is shown on fake tensors before it begins, and
+so is each that may be larger than those before. A draw follows from seed and epoch. It waits while there are gradients
+that no step has taken, as in the middle of gradient accumulation; where the channels are too many for a larger batch in
+between, some of them are let go.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -29,9 +29,10 @@ from slimgrad.errors import SlimgradWarning, SpecError
 from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.trady import draws, refusals
 from slimgrad.recipes.trady.choice import ChannelChoice
-from slimgrad.recipes.trady.costs import Costs, Size, batch_of, layers_of, limit, states_of, total
+from slimgrad.recipes.trady.costs import Chosen, Costs, States, batch_of, layers_of, limit, total, with_parameters
 from slimgrad.recipes.trady.frozen import Frozen, trained_whole
 from slimgrad.recipes.trady.ranking import a_priori, by_channel, pool
+from slimgrad.recipes.trady.sizes import Look, Seen, autocast_on
 from slimgrad.recipes.trady.weights import ChannelWeights, held_by
 from slimgrad.report.channels import channels_plot
 from slimgrad.rules import Controller, Rules, Shapes
@@ -73,10 +74,11 @@ class TradyController(Controller):
         """What was drawn so far, in order."""
         self._epoch = 0
         self._due = True
-        self._costs: Costs | None = None
-        self._largest = 0
-        """Elements of the largest input so far."""
-        self._sizes: dict[str, Size] | None = None
+        self._seen = Seen({})
+        self._states = States(optimizer)
+        self._before: tuple[Seen, bool] = self._seen, True
+        """What was seen, and whether a draw was due, before the last forward that was shown."""
+        self._look: Look | None = None
         """While the model runs on fake tensors."""
         self._gradients: dict[str, Tensor] = {}
         """Norms of the gradient of each channel, as they were seen last."""
@@ -115,7 +117,7 @@ class TradyController(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         choice = None if self.choice is None else self.choice.to_dict()
-        norms = {path: norms.tolist() for path, norms in self._seen().items()}
+        norms = {path: norms.tolist() for path, norms in self._norms().items()}
         return {"epoch": self._epoch, "due": self._due, "choice": choice, "norms": norms}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -137,9 +139,9 @@ class TradyController(Controller):
             return
         self._is_attached = True
         self._frozen.freeze()
-        modules = {path: layer.module for path, layer in self.layers.items()} | self.always
+        modules = {path: layer.module for path, layer in self.layers.items()} | with_parameters(self.always)
         for path, module in modules.items():
-            self._handles.append(module.register_forward_pre_hook(_Measure(self, path)))
+            self._handles.append(module.register_forward_pre_hook(_Measure(self, path), with_kwargs=True))
         if self.choice is not None:
             self._take(self.choice)
 
@@ -156,15 +158,21 @@ class TradyController(Controller):
     # --- a forward, a step ---
 
     def preview(self, shapes: Shapes) -> Any:
-        is_larger = self._costs is None or _elements(shapes) > self._largest
-        return self._measuring(shapes) if is_larger else None
+        return None if self._seen.knows(self._autocast, shapes) else self._measuring(shapes)
 
     def untouched(self) -> AbstractContextManager[None]:
         return self._frozen.lifted()
 
     def begin(self, step: int, shapes: Shapes) -> None:
-        if self._due and not any(weights.is_pending for weights in self._weights.values()):
-            self._draw()
+        try:
+            if not any(weights.is_pending for weights in self._weights.values()):
+                if self._due:
+                    self._draw()
+            elif not self._fits():
+                self._draw_fewer()
+        except SpecError:
+            self._seen, self._due = self._before  # whoever goes on does so with a smaller batch
+            raise
         for weights in self._weights.values():
             weights.follow()
 
@@ -184,29 +192,51 @@ class TradyController(Controller):
 
     @contextmanager
     def _measuring(self, shapes: Shapes) -> Iterator[None]:
-        self._sizes = {}
+        self._look = Look(batch_of(shapes))
         try:
             yield
-            self._costs = Costs(batch_of(shapes), self._sizes, states_of(self.optimizer))
-            self._largest = _elements(shapes)
-            self._due = self._due or self.choice is None or not self._fits(self.choice)
+            self._before = self._seen, self._due
+            self._seen = self._seen.with_more(self._autocast, shapes, self._look.sizes)
+            self._due = self._due or not self._fits()
         finally:
-            self._sizes = None
+            self._look = None
 
-    def measure(self, path: str, x: Tensor) -> None:
-        """A layer is given x."""
-        if self._sizes is not None:
-            before = self._sizes.get(path, Size(0, 0)).elements
-            on = x.device.type
-            dtype = torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else x.dtype
-            self._sizes[path] = Size(before + x.numel(), dtype.itemsize)
+    @property
+    def _autocast(self) -> Any:
+        return autocast_on(next(iter(self.layers.values())).weight.device.type)
+
+    @property
+    def _costs(self) -> Costs:
+        return Costs(self._seen.sizes, self._states)
+
+    def measure(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """A layer is called."""
+        if self._look is not None:
+            self._look.add(path, module, args, kwargs)
 
     # --- draws ---
 
     def _draw(self) -> None:
-        costs = self._known_costs()
-        price = {path: self._price(path) for path in self.layers if path in costs.sizes}
+        price = {path: self._price(path) for path in self.layers if path in self._seen.sizes}
         channels = {path: self.layers[path].kernels.channels for path in self._pool(price)}
+        left = self._left()
+        self._gradients = self._norms()
+        self._choose(self._epoch, draws.taken(channels, price, left, self._order(channels)))
+        self._due = False
+
+    def _draw_fewer(self) -> None:
+        """Of those that have gradients, so that what stays has all of its own."""
+        assert self.choice is not None
+        mine = self.choice.channels
+        channels = {path: len(indices) for path, indices in mine.items()}
+        random = draws.generator(self.recipe.seed, self._epoch)
+        price = {path: self._price(path) for path in channels}
+        found = draws.taken(channels, price, self._left(), draws.uniform(channels, random))
+        fewer = {path: tuple(mine[path][place] for place in places) for path, places in found.items()}
+        self._choose(self.choice.epoch, fewer)
+
+    def _left(self) -> int:
+        """Of the budget, for channels."""
         left = limit(self.recipe.budget) - self._price_of_whole()
         if left < 0:
             raise SpecError(
@@ -214,33 +244,33 @@ class TradyController(Controller):
                 f"({', '.join(self.always)}: {self._price_of_whole()} bytes of inputs, gradients, optimizer states); "
                 "raise it, use a smaller batch, or name less in train="
             )
-        self._gradients = self._seen()
-        chosen = draws.taken(channels, price, left, self._order(channels))
+        return left
+
+    def _choose(self, epoch: int, channels: Chosen) -> None:
+        costs = self._costs
         choice = ChannelChoice(
-            epoch=self._epoch,
-            channels=chosen,
-            elements=total(chosen, lambda path: costs.elements(self.layers[path])),
-            bytes=total(chosen, lambda path: costs.bytes(self.layers[path])) + costs.whole(self.always),
+            epoch=epoch,
+            channels=channels,
+            elements=total(channels, lambda path: costs.elements(self.layers[path])),
+            bytes=total(channels, lambda path: costs.bytes(self.layers[path])) + costs.whole(self.always),
         )
-        self._due = False
         self.path.append(choice)
         self._take(choice)
 
-    def _known_costs(self) -> Costs:
-        assert self._costs is not None, "the first forward is shown before it begins"
-        return self._costs
-
     def _price(self, path: str) -> int:
         """Of one channel, in what the budget counts."""
-        costs, layer = self._known_costs(), self.layers[path]
+        costs, layer = self._costs, self.layers[path]
         return costs.elements(layer) if isinstance(self.recipe.budget, int) else costs.bytes(layer)
 
     def _price_of_whole(self) -> int:
         """The paper's elements are those of channels alone."""
-        return 0 if isinstance(self.recipe.budget, int) else self._known_costs().whole(self.always)
+        return 0 if isinstance(self.recipe.budget, int) else self._costs.whole(self.always)
 
-    def _fits(self, choice: ChannelChoice) -> bool:
-        return total(choice.channels, self._price) + self._price_of_whole() <= limit(self.recipe.budget)
+    def _fits(self) -> bool:
+        """Whether there are channels that the budget allows."""
+        if self.choice is None:
+            return False
+        return total(self.choice.channels, self._price) + self._price_of_whole() <= limit(self.recipe.budget)
 
     def _pool(self, price: Mapping[str, int]) -> list[str]:
         """The layers that are drawn from."""
@@ -248,7 +278,7 @@ class TradyController(Controller):
             return list(price)
         if self._ranks is not None:
             return pool({path: self._ranks[path].rgn for path in price}, self.recipe.coverage)
-        costs, layers = self._known_costs(), [self.layers[path] for path in price]
+        costs, layers = self._costs, [self.layers[path] for path in price]
         sizes = {layer.path: (layer.kernels.channels, layer.weights, costs.inputs(layer)) for layer in layers}
         return pool(a_priori(sizes), self.recipe.coverage)
 
@@ -277,7 +307,7 @@ class TradyController(Controller):
             by_channel(ranks)
         return ranks
 
-    def _seen(self) -> dict[str, Tensor]:
+    def _norms(self) -> dict[str, Tensor]:
         """Norms as they were seen last, those of now included."""
         if self.recipe.mode != "weighted":
             return {}
@@ -290,6 +320,7 @@ class TradyController(Controller):
     # --- what is trained ---
 
     def _take(self, choice: ChannelChoice, *, was_loaded: bool = False) -> None:
+        before = [weights.layer for weights in self._weights.values()]
         self._drop()
         self.choice = choice
         self._rules = self.recipe.rules(self.layers, choice.channels)
@@ -302,6 +333,9 @@ class TradyController(Controller):
             self._weights[path] = ChannelWeights(layer, indices, self.optimizer, looks=looks)
             self._weights[path].enter(adopts=was_loaded)
             self._weight_handles.append(layer.weight.register_post_accumulate_grad_hook(_Gathered(self, path)))
+        for layer in before:
+            if self.optimizer is not None and layer.path not in self._weights:
+                layer.weight.grad = None  # of channels that are not trained any more
 
     def _drop(self) -> None:
         for handle in self._weight_handles:
@@ -320,9 +354,8 @@ class _Measure(Hook[TradyController]):
     """How large the input of a layer is."""
 
     def __call__(self, *args: Any) -> None:
-        owner, inputs = self.owner, args[1]
-        if owner is not None and inputs and isinstance(inputs[0], Tensor):
-            owner.measure(self.path, inputs[0])
+        if self.owner is not None:
+            self.owner.measure(self.path, *args)
 
 
 class _Gathered(Hook[TradyController]):
@@ -331,7 +364,3 @@ class _Gathered(Hook[TradyController]):
     def __call__(self, *args: Any) -> None:
         if self.owner is not None:
             self.owner.gathered(self.path)
-
-
-def _elements(shapes: Shapes) -> int:
-    return sum(math.prod(shape) for shape in shapes if shape != "nested")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from slimgrad.kernels.channels import Kernels
 from slimgrad.recipes.pruning import products
+from slimgrad.recipes.trady.sizes import NOTHING, Size
 from slimgrad.rules import Shapes
 from slimgrad.spec.budgets import bytes_of
 
@@ -70,23 +71,30 @@ def batch_of(shapes: Shapes) -> int:
     return next((int(shape[0]) for shape in shapes if shape != "nested" and len(shape)), 1)
 
 
-class Size(NamedTuple):
-    """What a layer reads in one forward."""
-
-    elements: int
-    itemsize: int
-
-
-def states_of(optimizer: Optimizer | None) -> int:
-    """How many numbers the optimizer keeps for each that it trains; two, as Adam, if it is of no known kind."""
+def states_of(optimizer: Optimizer | None, group: Mapping[str, Any] | None = None) -> int:
+    """How many numbers the optimizer keeps for each that it trains, by its defaults or in a group; two, as Adam, if it
+    is of no known kind.
+    """
     if optimizer is None:
         return 0
-    defaults = optimizer.defaults
-    if "betas" in defaults:
-        return 2 + bool(defaults.get("amsgrad"))
-    if "momentum" in defaults:
-        return int("alpha" in defaults) + bool(defaults["momentum"]) + bool(defaults.get("centered"))
+    settings = optimizer.defaults if group is None else group
+    if "betas" in settings:
+        return 2 + bool(settings.get("amsgrad"))
+    if "momentum" in settings:
+        return int("alpha" in settings) + bool(settings["momentum"]) + bool(settings.get("centered"))
     return 2
+
+
+class States:
+    """The same for each parameter, since groups have settings of their own."""
+
+    def __init__(self, optimizer: Optimizer | None) -> None:
+        self._otherwise = states_of(optimizer)
+        groups = [] if optimizer is None else optimizer.param_groups
+        self._known = {id(parameter): states_of(optimizer, group) for group in groups for parameter in group["params"]}
+
+    def of(self, parameter: Tensor) -> int:
+        return self._known.get(id(parameter), self._otherwise)
 
 
 OWN_COPIES = 2
@@ -100,17 +108,15 @@ def limit(budget: int | str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What was seen in one forward, so that everything has its price."""
+    """What was seen in forwards, so that everything has its price."""
 
-    batch: int
     sizes: Mapping[str, Size]
     """Path -> input, of the layers that were called."""
-    states: int = 0
-    """Numbers that the optimizer keeps for each that it trains."""
+    states: States = field(default_factory=lambda: States(None))
 
     def inputs(self, layer: Layer) -> int:
         """C^A: elements of one channel's input, of one sample."""
-        return -(-self.sizes[layer.path].elements // (layer.kernels.channels * self.batch))
+        return -(-self._size(layer).per_sample // layer.kernels.channels)
 
     def elements(self, layer: Layer) -> int:
         """Of one channel: C^W + C^A, as the paper counts."""
@@ -118,15 +124,27 @@ class Costs:
 
     def bytes(self, layer: Layer) -> int:
         """Of one channel: inputs of the whole batch, the parameter of its own, its gradient and states."""
-        size = self.sizes[layer.path]
-        inputs = size.elements // layer.kernels.channels * size.itemsize
-        return inputs + (OWN_COPIES + self.states) * layer.weights * layer.weight.itemsize
+        inputs = self._size(layer).bytes // layer.kernels.channels
+        return inputs + (OWN_COPIES + self.states.of(layer.weight)) * layer.weights * layer.weight.itemsize
 
     def whole(self, modules: Mapping[str, nn.Module]) -> int:
         """Bytes of what is trained whole: inputs, gradients, states."""
-        parameters = sum(p.numel() * p.itemsize for module in modules.values() for p in module.parameters())
-        inputs = [size.elements * size.itemsize for path, size in self.sizes.items() if path in modules]
-        return sum(inputs) + (1 + self.states) * parameters
+        parameters = {id(p): p for module in modules.values() for p in module.parameters() if p.requires_grad}
+        trained = sum((1 + self.states.of(p)) * p.nbytes for p in parameters.values())
+        return trained + sum(self.sizes.get(path, NOTHING).bytes for path in with_parameters(modules))
+
+    def _size(self, layer: Layer) -> Size:
+        return self.sizes.get(layer.path, NOTHING)
+
+
+def with_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those of these modules, and of what is in them, that have parameters of their own."""
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for path, outer in modules.items():
+        for name, module in outer.named_modules(prefix=path):
+            if any(True for _ in module.parameters(recurse=False)):
+                found.setdefault(id(module), (name, module))
+    return dict(found.values())
 
 
 def total(chosen: Chosen, price: Callable[[str], int]) -> int:
