@@ -439,6 +439,18 @@ def test_before_is_what_training_everything_keeps(device: torch.device) -> None:
     assert not model[3].weight.requires_grad
 
 
+def test_a_single_sample_is_trained_though_norms_that_are_not_frozen_would_refuse_it() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+    for count in (4, 1, 1):
+        model(torch.randn(count, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    report = run.report()
+    assert report.kept_before >= report.kept_after > 0 and model[1].training
+
+
 def test_rgn_is_the_norm_of_each_channels_gradient_over_its_cost() -> None:
     model = network().eval()
     x, y = images(8), torch.arange(8)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from slimgrad.errors import UnsupportedModelError
 from slimgrad.runtime.batches import Arguments, call
 from slimgrad.runtime.fake import faked
 from slimgrad.runtime.graph import tensors_in
@@ -16,7 +15,9 @@ from slimgrad.runtime.watch import WatchFrame, watched
 
 
 def untouched_bytes(model: nn.Module, arguments: Arguments, modules: Mapping[str, nn.Module]) -> int | None:
-    """Bytes that autograd would hold at the end of this forward; None if it cannot run on fake tensors."""
+    """Bytes that autograd would hold at the end of this forward; None if it cannot run on fake tensors, or not as it
+    would be without anything of ours: BatchNorms in training mode refuse a single sample, which frozen ones take.
+    """
     frame = WatchFrame()
     try:
         with torch.enable_grad(), faked(model, arguments) as fake:
@@ -24,5 +25,5 @@ def untouched_bytes(model: nn.Module, arguments: Arguments, modules: Mapping[str
                 output = call(fake.call, fake.arguments)
             roots = [tensor.grad_fn for tensor in tensors_in(output)]
             return lesson(frame, roots, owners_of(model, fake.arguments, fake), modules, {}).profile.kept_bytes
-    except UnsupportedModelError:
+    except Exception:  # no reason to stop a training, whatever it is
         return None
