@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 import slimgrad as sg
 from slimgrad.recipes.trady.costs import layers_of
-from tests.models import images
-from tests.test_trady import BUDGET, OPTIMIZERS, controller, network, train
+from tests.models import hook_count, images
+from tests.test_trady import BUDGET, OPTIMIZERS, controller, loss_of, network, train
 
 
 def test_weights_that_somebody_changes_through_data_stay_changed() -> None:
@@ -154,3 +154,55 @@ def test_gradients_go_along_when_channels_take_the_place_of_a_weight_and_when_th
     before = model[10].weight.detach().clone()
     optimizer.step()
     assert not torch.equal(model[10].weight, before)
+
+
+def test_a_block_that_is_left_undoes_it_and_the_next_one_goes_on_where_it_stopped() -> None:
+    def begin() -> tuple[nn.Module, Optimizer, sg.Run]:
+        model = network().train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+        return model, optimizer, sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+
+    straight, optimizer, _ = begin()
+    train(straight, optimizer, steps=4)
+    model, optimizer, run = begin()
+    parameters = list(model.parameters())
+    run.remove()
+    for number in range(2):
+        with run:
+            train(model, optimizer, steps=2, first=2 * number)
+        assert not run.active and hook_count(model) == 0
+        assert all(mine is given for mine, given in zip(optimizer.param_groups[0]["params"], parameters, strict=True))
+        assert all(parameter.requires_grad for parameter in parameters) and model[1].training
+        optimizer.state_dict()
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in straight.state_dict().items())
+    train(model, optimizer)
+    with sg.apply(model, sg.trady(BUDGET)) as other:
+        loss_of(model).backward()
+    assert not other.active and all(parameter.requires_grad for parameter in parameters)
+
+
+def test_a_step_after_a_block_is_the_same_as_one_inside() -> None:
+    def trained(after: bool) -> tuple[nn.Module, Optimizer, sg.Run]:
+        model = network().train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+        run = sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+        run.remove()
+        for number in range(3):
+            with run:
+                loss = loss_of(model, number)
+                if not after:
+                    loss.backward()
+                    optimizer.step()
+            if after:
+                loss.backward()
+                optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer, run
+
+    inside, _, _ = trained(after=False)
+    model, optimizer, run = trained(after=True)
+    assert all(torch.equal(value, inside.state_dict()[name]) for name, value in model.state_dict().items())
+    with pytest.raises(sg.SlimgradError, match="still under a run that was left by `with run:`"):
+        sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+    run.remove()
+    assert hook_count(model) == 0 and all(parameter.requires_grad for parameter in model.parameters())

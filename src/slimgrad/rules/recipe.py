@@ -60,6 +60,10 @@ class Controller(ABC):
     @abstractmethod
     def detach(self) -> None: ...
 
+    def rest(self) -> None:
+        """`with run:` is left: the model is as it was, unless a step of what ran inside is still to come."""
+        return
+
     def preview(self, shapes: Shapes) -> AbstractContextManager[None] | None:
         """Under what the model runs on fake tensors of these shapes before the forward begins; None if it need not."""
         return None

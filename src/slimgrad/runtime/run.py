@@ -78,7 +78,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._gate.outside.end(failed=kind is not None)
-        self._gate.detach()  # the optimizer may step after the block: its steps count on
+        self._gate.detach()
+        self._gate.stages.rest()  # no more than that: the optimizer may step after the block, and its steps count on
 
     def __repr__(self) -> str:
         state = "active" if self.active else "removed"

@@ -84,6 +84,9 @@ class Stages:
             self._handle.remove()
             self._handle = None
 
+    def rest(self) -> None:
+        """As Controller.rest."""
+
     def _count(self, *_: Any) -> None:
         self.step += 1
 
@@ -143,6 +146,9 @@ class Adaptive(Stages):
     def detach(self) -> None:
         super().detach()
         self.controller.detach()
+
+    def rest(self) -> None:
+        self.controller.rest()
 
     def _count(self, *_: Any) -> None:
         self.controller.end()

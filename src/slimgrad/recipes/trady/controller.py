@@ -26,11 +26,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from slimgrad.errors import SlimgradWarning, SpecError
-from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.trady import draws, refusals
 from slimgrad.recipes.trady.choice import ChannelChoice
 from slimgrad.recipes.trady.costs import Chosen, Costs, States, batch_of, layers_of, limit, total, with_parameters
 from slimgrad.recipes.trady.frozen import Frozen, trained_whole
+from slimgrad.recipes.trady.hooks import Gathered, Measure
 from slimgrad.recipes.trady.ranking import a_priori, by_channel, pool
 from slimgrad.recipes.trady.sizes import Look, Seen, autocast_on
 from slimgrad.recipes.trady.weights import ChannelWeights, held_by
@@ -86,6 +86,8 @@ class TradyController(Controller):
         self._handles: list[RemovableHandle] = []
         self._weight_handles: list[RemovableHandle] = []
         self._is_attached = False
+        self._is_awaiting = False
+        """Whether channels were in a forward that no step has followed yet."""
         self._has_warned = False
         self._rules = recipe.rules({}, {})
 
@@ -141,15 +143,25 @@ class TradyController(Controller):
         self._frozen.freeze()
         modules = {path: layer.module for path, layer in self.layers.items()} | with_parameters(self.always)
         for path, module in modules.items():
-            self._handles.append(module.register_forward_pre_hook(_Measure(self, path), with_kwargs=True))
-        if self.choice is not None:
+            self._handles.append(module.register_forward_pre_hook(Measure(self, path), with_kwargs=True))
+        if self._weights:
+            self._enter()
+        elif self.choice is not None:
             self._take(self.choice)
 
+    def rest(self) -> None:
+        """Channels that come back later are the same, with what the optimizer keeps for them."""
+        if self._is_attached and not self._is_awaiting:
+            self._withdraw()
+
     def detach(self) -> None:
-        if not self._is_attached:
-            return
+        if self._is_attached:
+            self._withdraw()
+        self._weights.clear()
+
+    def _withdraw(self) -> None:
         self._is_attached = False
-        self._drop()
+        self._leave()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -175,8 +187,12 @@ class TradyController(Controller):
             raise
         for weights in self._weights.values():
             weights.follow()
+        self._is_awaiting = bool(self._weights)
 
     def end(self) -> None:
+        if not self._is_attached:
+            return
+        self._is_awaiting = False
         if self.choice is None and not self._has_warned:
             self._has_warned = True
             warnings.warn(UNSEEN, SlimgradWarning, stacklevel=2)
@@ -187,6 +203,8 @@ class TradyController(Controller):
     def gathered(self, path: str) -> None:
         """A weight has its gradient."""
         self._weights[path].gather()
+        if self.optimizer is None:
+            self._is_awaiting = False  # all that is ours is done
 
     # --- sizes ---
 
@@ -321,46 +339,32 @@ class TradyController(Controller):
 
     def _take(self, choice: ChannelChoice, *, was_loaded: bool = False) -> None:
         before = [weights.layer for weights in self._weights.values()]
-        self._drop()
+        if self._is_attached:
+            self._leave()
+        self._weights.clear()
         self.choice = choice
         self._rules = self.recipe.rules(self.layers, choice.channels)
         if not self._is_attached:
             return
         for path, indices in choice.channels.items():
-            layer = self.layers[path]
-            layer.weight.requires_grad_(True)
             looks = self.recipe.mode == "weighted"
-            self._weights[path] = ChannelWeights(layer, indices, self.optimizer, looks=looks)
-            self._weights[path].enter(adopts=was_loaded)
-            self._weight_handles.append(layer.weight.register_post_accumulate_grad_hook(_Gathered(self, path)))
+            self._weights[path] = ChannelWeights(self.layers[path], indices, self.optimizer, looks=looks)
+        self._enter(adopt=was_loaded)
         for layer in before:
             if self.optimizer is not None and layer.path not in self._weights:
                 layer.weight.grad = None  # of channels that are not trained any more
 
-    def _drop(self) -> None:
+    def _enter(self, *, adopt: bool = False) -> None:
+        for path, weights in self._weights.items():
+            weights.layer.weight.requires_grad_(True)
+            weights.enter(adopt=adopt)
+            handle = weights.layer.weight.register_post_accumulate_grad_hook(Gathered(self, path))
+            self._weight_handles.append(handle)
+
+    def _leave(self) -> None:
         for handle in self._weight_handles:
             handle.remove()
         self._weight_handles.clear()
         for weights in self._weights.values():
             weights.leave()
             weights.layer.weight.requires_grad_(False)
-        self._weights.clear()
-
-
-# --- hooks ------------------------------------------------------------------------------------------------------------
-
-
-class _Measure(Hook[TradyController]):
-    """How large the input of a layer is."""
-
-    def __call__(self, *args: Any) -> None:
-        if self.owner is not None:
-            self.owner.measure(self.path, *args)
-
-
-class _Gathered(Hook[TradyController]):
-    """On a weight of which some channels are trained."""
-
-    def __call__(self, *args: Any) -> None:
-        if self.owner is not None:
-            self.owner.gathered(self.path)

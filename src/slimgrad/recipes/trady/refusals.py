@@ -11,11 +11,13 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, SGD, Optimizer
 
-from slimgrad.errors import UnsupportedModelError
+from slimgrad.errors import SlimgradError, UnsupportedModelError
+from slimgrad.recipes.trady.hooks import Measure
 
 
 def check_model(model: nn.Module) -> None:
     _check_processes()
+    _check_runs(model)
     for module in model.modules():
         if isinstance(module, (DataParallel, DistributedDataParallel)):
             raise UnsupportedModelError(
@@ -36,6 +38,15 @@ def _check_processes() -> None:
         raise UnsupportedModelError(
             "trady trains in one process so far: which parameters have gradients changes with every epoch, and "
             "data-parallel wrappers decide that once"
+        )
+
+
+def _check_runs(model: nn.Module) -> None:
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    if any(isinstance(hook, Measure) and hook.owner is not None for hook in hooks):
+        raise SlimgradError(
+            "trady: the model is still under a run that was left by `with run:` before the step that belongs to its "
+            "last forward; call its remove() first"
         )
 
 

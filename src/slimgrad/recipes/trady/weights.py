@@ -43,15 +43,15 @@ class ChannelWeights:
         self.seen: Tensor | None = None
         """Sums over steps of the norms of each channel's gradient."""
 
-    def enter(self, *, adopts: bool = False) -> None:
+    def enter(self, *, adopt: bool = False) -> None:
         """Take the weight's place in the optimizer, with its gradient. An optimizer that loaded its state before there
-        were channels has theirs under the weight: `adopts` says that it may be so.
+        were channels has theirs under the weight: `adopt` says that it may be so.
         """
         if self.optimizer is None:
             return
         weight = self.layer.weight
         state = self.optimizer.state.pop(weight, None)
-        if adopts and state and self._is_of_channels(state):
+        if adopt and state and self._is_of_channels(state):
             self._of_channels = state
         else:
             self._of_weight = state
