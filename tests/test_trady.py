@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import math
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ import slimgrad as sg
 from slimgrad.recipes.trady import draws
 from slimgrad.recipes.trady.controller import TradyController
 from slimgrad.recipes.trady.costs import Layer, layers_of, states_of
-from slimgrad.recipes.trady.ranking import pool
+from slimgrad.recipes.trady.ranking import LayerRank, pool
 from slimgrad.spec.budgets import bytes_of
 from tests.models import hook_count, images
 
@@ -772,6 +774,14 @@ def test_what_makes_no_sense_is_refused(settings: dict[str, object], message: st
         sg.trady(**{"budget": 100, **settings})
 
 
+BROKEN = {
+    "comet": "expected a state with epoch, due, choice, norms; found {'bounds': {}}",
+    "none": "expected a state with epoch, due, choice, norms; found null",
+    "wider": "more or fewer channels than 16 in '7'",
+    "norms": "more or fewer channels than 16 in '7'",
+}
+
+
 def test_a_module_that_is_not_there_is_refused() -> None:
     with pytest.raises(sg.RuleError, match="train='classifier' is no module of the model"):
         sg.apply(network(), sg.trady(100, train=("classifier",)))
@@ -780,7 +790,54 @@ def test_a_module_that_is_not_there_is_refused() -> None:
     assert all(p.requires_grad for p in network().parameters())
 
 
-def test_ranks_need_batches_and_numbers() -> None:
+@pytest.mark.parametrize(("broken", "message"), BROKEN.items(), ids=BROKEN.keys())
+def test_a_state_of_something_else_is_refused_and_changes_nothing(broken: str, message: str) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = sg.apply(model, sg.trady(BUDGET, mode="weighted"), optimizer=optimizer)
+    train(model, optimizer)
+    before = copy.deepcopy(run.state_dict())
+    with pytest.raises(sg.SpecError, match=message):
+        run.load_state_dict(_broken(copy.deepcopy(before), broken))
+    assert str(run.state_dict()) == str(before)
+    train(model, optimizer)
+
+
+def _broken(state: dict[str, Any], how: str) -> dict[str, Any]:
+    state["step"] += 5
+    if how == "comet":
+        state["controller"] = {"bounds": {}}
+    elif how == "none":
+        state["controller"] = None
+    elif how == "wider":
+        state["controller"]["choice"]["channels"]["7"] = [99]
+    elif how == "norms":
+        state["controller"]["norms"]["7"] = [1.0, 2.0]
+    return state
+
+
+def test_seeds_and_budgets_may_be_of_any_size() -> None:
+    """Torch's generator looks at no more than 32 bits."""
+    seeds = (3, 259, 515, 2**31 + 3, 2**40, 2**63 - 1, 2**64 - 1)
+    first = [draws.uniform({"a": 100}, draws.generator(seed, epoch)).tolist() for seed in seeds for epoch in range(3)]
+    assert all(one != other for one, other in itertools.combinations(first, 2))
+    assert first[2] == torch.randperm(100, generator=torch.Generator().manual_seed((3 << 24) + 2)).tolist()
+    for budget in (2**62, 2**63, 10**30):
+        model = network()
+        run = sg.apply(model, sg.trady(budget, coverage=1.0))
+        loss_of(model)
+        assert controller(run).choice.count == 3 + 16 + 16 + 32
+
+
+def test_ranks_need_batches_and_numbers(tmp_path) -> None:
+    with pytest.raises(sg.UnsupportedModelError, match="no linear layer or convolution is left to rank"):
+        sg.trady_rank(nn.Linear(4, 2), [torch.randn(2, 4)])
+    with pytest.raises(sg.SpecError, match="'0' has an RGN that is no number from 0 on; were all gradients finite"):
+        sg.trady_rank(network(), [(images(2) * math.inf, torch.arange(2))], F.cross_entropy, steps=1)
+    ranking = sg.trady_rank(network(), [(images(8), torch.arange(8))], F.cross_entropy, steps=1)
+    assert sg.trady(BUDGET, ranking.save(tmp_path / "ranking.json")).measured() == ranking
+    with pytest.raises(sg.SpecError, match="'a' has 3 channels, and the RGN of 2 of them; expected all or none"):
+        LayerRank(path="a", channels=3, rgn=1.0, by_channel=(0.5, 0.5))
     with pytest.raises(sg.BatchError, match="the loader has no batches"):
         sg.trady_rank(network(), iter(()), F.cross_entropy)
     with pytest.raises(sg.SpecError, match="steps must be a number from 1 on, found 0"):

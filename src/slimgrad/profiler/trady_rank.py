@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from slimgrad.codecs import Lossless
-from slimgrad.errors import BatchError, SpecError
+from slimgrad.errors import BatchError, SpecError, UnsupportedModelError
 from slimgrad.kernels.channels import norms
 from slimgrad.profiler.profile import undisturbed
 from slimgrad.recipes.trady import LayerRank, Ranking
@@ -49,6 +49,11 @@ def trady_rank(
     _check(steps, layers_at_once)
     whole = trained_whole(train, model)
     layers = [layer for path, layer in layers_of(model).items() if path not in whole]
+    if not layers:
+        raise UnsupportedModelError(
+            "trady_rank: no linear layer or convolution is left to rank: none but those in train= has a weight of its "
+            "own"
+        )
     size = layers_at_once or len(layers)
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
     found = _Found(layers)

@@ -158,5 +158,10 @@ class Adaptive(Stages):
         return {**super().state_dict(), "controller": self.controller.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        before = self.step
         super().load_state_dict(state)
-        self.controller.load_state_dict(state["controller"])
+        try:
+            self.controller.load_state_dict(state["controller"])
+        except Exception:
+            self.step = before
+            raise

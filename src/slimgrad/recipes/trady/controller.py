@@ -36,6 +36,7 @@ from slimgrad.recipes.trady.sizes import Look, Seen, autocast_on
 from slimgrad.recipes.trady.weights import ChannelWeights, held_by
 from slimgrad.report.channels import channels_plot
 from slimgrad.rules import Controller, Rules, Shapes
+from slimgrad.spec.reading import said
 
 if TYPE_CHECKING:
     from slimgrad.recipes.trady.recipe import Trady
@@ -123,16 +124,27 @@ class TradyController(Controller):
         return {"epoch": self._epoch, "due": self._due, "choice": choice, "norms": norms}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        choice = None if state["choice"] is None else ChannelChoice.from_dict(state["choice"])
-        unknown = sorted(set(choice.channels) - set(self.layers)) if choice is not None else []
-        if unknown:
-            raise SpecError(f"trady: the state has channels of {', '.join(unknown[:3])}, which the model does not have")
+        choice = self._read(state)
         self._epoch, self._due = state["epoch"], state["due"]
         self._gradients = {path: torch.tensor(norms) for path, norms in state["norms"].items()}
         if choice is not None:
             for weights in self._weights.values():
                 weights.parameter.grad = None  # of another time
             self._take(choice, was_loaded=True)
+
+    def _read(self, state: Mapping[str, Any]) -> ChannelChoice | None:
+        """The choice of a state, if that is one of this model."""
+        if not isinstance(state, Mapping) or state.keys() != self.state_dict().keys():
+            raise SpecError(f"trady: expected a state with {', '.join(self.state_dict())}; found {said(state)}")
+        choice = None if state["choice"] is None else ChannelChoice.from_dict(state["choice"])
+        channels = {} if choice is None else choice.channels
+        unknown = sorted(set(channels) - set(self.layers))
+        if unknown:
+            raise SpecError(f"trady: the state has channels of {', '.join(unknown[:3])}, which the model does not have")
+        for path, count in {path: layer.kernels.channels for path, layer in self.layers.items()}.items():
+            if max(channels.get(path, ()), default=0) >= count or len(state["norms"].get(path, ())) not in (0, count):
+                raise SpecError(f"trady: the state is of a model with more or fewer channels than {count} in {path!r}")
+        return choice
 
     # --- attaching ---
 

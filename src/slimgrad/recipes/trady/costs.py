@@ -13,7 +13,7 @@ from slimgrad.kernels.channels import Kernels
 from slimgrad.recipes.pruning import products
 from slimgrad.recipes.trady.sizes import NOTHING, Size
 from slimgrad.rules import Shapes
-from slimgrad.spec.budgets import bytes_of
+from slimgrad.spec.budgets import MOST, bytes_of
 
 Chosen = Mapping[str, tuple[int, ...]]
 """Path of a layer -> its channels."""
@@ -102,8 +102,8 @@ OWN_COPIES = 2
 
 
 def limit(budget: int | str) -> int:
-    """Elements, or bytes."""
-    return budget if isinstance(budget, int) else bytes_of(budget)
+    """Elements, or bytes; not more than a tensor can count."""
+    return min(budget, MOST) if isinstance(budget, int) else bytes_of(budget)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,16 @@ Pool = Mapping[str, int]
 """Path of a layer -> how many channels it has."""
 
 
+EPOCH_BITS, WORD = 24, 32
+"""Torch's generator on a CPU looks at a seed's last word alone."""
+MULTIPLIER = 0x9E3779B1
+
+
 def generator(seed: int, epoch: int) -> torch.Generator:
     """Draws of one epoch follow from the two alone, so that a training can go on where it stopped."""
-    return torch.Generator().manual_seed((seed << 24) + epoch)
+    rest = seed >> (WORD - EPOCH_BITS)
+    mixed = (rest ^ rest >> WORD) * MULTIPLIER
+    return torch.Generator().manual_seed(((seed << EPOCH_BITS) + epoch ^ mixed) % (1 << WORD))
 
 
 def uniform(pool: Pool, random: torch.Generator) -> Tensor:

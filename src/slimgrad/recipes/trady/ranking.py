@@ -27,6 +27,18 @@ class LayerRank(Value):
     by_channel: tuple[float, ...] = ()
     """The same for each channel; empty where only layers were written down."""
 
+    def __post_init__(self) -> None:
+        if not all(0 <= value < math.inf for value in (self.rgn, *self.by_channel)):
+            raise SpecError(
+                f"LayerRank: {self.path!r} has an RGN that is no number from 0 on; were all gradients finite when it "
+                "was measured?"
+            )
+        if len(self.by_channel) not in (0, self.channels):
+            raise SpecError(
+                f"LayerRank: {self.path!r} has {self.channels} channels, and the RGN of {len(self.by_channel)} of "
+                "them; expected all or none"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Ranking(Value):

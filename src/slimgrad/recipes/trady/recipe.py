@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -86,7 +87,7 @@ class Trady(Recipe):
 
 def trady(
     budget: int | str,
-    ranking: Ranking | str | None = None,
+    ranking: Ranking | str | Path | None = None,
     coverage: float = 0.97,
     seed: int = 0,
     mode: Mode = "uniform",
@@ -113,7 +114,7 @@ def trady(
     """
     return Trady(
         budget=budget,
-        ranking=ranking,
+        ranking=str(ranking) if isinstance(ranking, Path) else ranking,
         coverage=coverage,
         seed=seed,
         mode=mode,
