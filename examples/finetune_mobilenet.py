@@ -150,13 +150,13 @@ def shown(rows: Sequence[Row], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for header in ("", "accuracy", "kept", "peak", "dW FLOPs", "step"):
         table.add_column(header, justify="right" if header else "left", no_wrap=True)
-    first = rows[0]
+    full = next((row for row in rows if row.method == "full"), None)
     for row in rows:
         kept, flops, step = human_bytes(row.kept), f"{row.flops / 1e6:,.0f} M", f"{1e3 * row.step_seconds:.0f} ms"
-        if row is not first:
-            kept += f", 1/{first.kept / row.kept:.0f}"
-            flops += f", -{100 * (1 - row.flops / first.flops):.1f} %"
-            step += f", {row.step_seconds / first.step_seconds:.2f}x"
+        if full is not None and row is not full:
+            kept += f", 1/{full.kept / row.kept:.0f}"
+            flops += f", -{100 * (1 - row.flops / full.flops):.1f} %"
+            step += f", {row.step_seconds / full.step_seconds:.2f}x"
         peak = "" if row.peak is None else human_bytes(row.peak)
         table.add_row(row.method, f"{100 * row.accuracy:.1f} %", kept, peak, flops, step)
     return table
@@ -214,7 +214,7 @@ def main() -> None:
     except FileNotFoundError as error:
         raise SystemExit(f"{error}; here: --data DIR, or --task shapes") from None
     everything = mobilenets.elements(task.model(0).cpu(), task.data.side)
-    budget = args.budget or round(SHARE * everything.total)
+    budget = round(SHARE * everything.total) if args.budget is None else args.budget
     ranking = ranking_of(task)
     console = Console(width=None if sys.stdout.isatty() else 110)
     rows = [

@@ -27,6 +27,15 @@ def test_the_example_runs_without_files() -> None:
     assert all(method in shown for method in ("full", "classifier", "trady"))
 
 
+def test_ways_are_compared_with_full_fine_tuning_where_that_is_among_them() -> None:
+    words = ("--task", "shapes", "--epochs", "1", "--device", "cpu", "--budget", "0", "--methods")
+    shown = ran("examples/finetune_mobilenet.py", *words, "classifier", "trady")
+    assert "shapes, 1 epochs, 0 of" in shown and "classifier" in shown and "1/" not in shown
+    shown = ran("examples/finetune_mobilenet.py", *words, "classifier", "full")
+    (classifier,) = (line for line in shown.splitlines() if "classifier" in line)
+    assert "1/" in classifier and "-100.0 %" in classifier
+
+
 def test_the_text_encoder_runs_without_files() -> None:
     shown = ran("examples/finetune_minilm.py", "--small", "--device", "cpu", "--ways", "full", "head", "budget")
     assert all(way in shown for way in ("full", "head", "budget")) and "256KiB" in shown
