@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 import slimgrad as sg
 from slimgrad.recipes.trady.costs import layers_of
 from tests.models import hook_count, images
-from tests.test_trady import BUDGET, OPTIMIZERS, controller, loss_of, network, train
+from tests.test_trady import BUDGET, OPTIMIZERS, channel_parts, controller, loss_of, network, train
 
 
 def test_weights_that_somebody_changes_through_data_stay_changed() -> None:
@@ -206,3 +206,26 @@ def test_a_step_after_a_block_is_the_same_as_one_inside() -> None:
         sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
     run.remove()
     assert hook_count(model) == 0 and all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_what_is_frozen_stays_so_in_loops_that_switch_a_whole_network_off_and_on() -> None:
+    """As those of two networks do, where one is only looked through while the other is trained."""
+    model = network().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = sg.apply(model, sg.trady(BUDGET), optimizer=optimizer)
+    for number in range(3):
+        before = channel_parts(model)
+        biases = {
+            name: value.clone() for name, value in model.state_dict().items() if "14" not in name and "bias" in name
+        }
+        model.requires_grad_(False)
+        x = images(8, seed=number).requires_grad_()
+        model(x).sum().backward()
+        assert x.grad is not None
+        model.requires_grad_(True)
+        train(model, optimizer, steps=1, first=number)
+        chosen = controller(run).choice.channels
+        for path, after in channel_parts(model).items():
+            changed = {c for c, part in enumerate(after) if not torch.equal(part, before[path][c])}
+            assert path == "14" or changed == set(chosen.get(path, ()))
+        assert all(torch.equal(value, model.state_dict()[name]) for name, value in biases.items())

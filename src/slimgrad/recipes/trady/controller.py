@@ -197,6 +197,7 @@ class TradyController(Controller):
         except SpecError:
             self._seen, self._due = self._before  # whoever goes on does so with a smaller batch
             raise
+        self._frozen.hold(weights.layer.weight for weights in self._weights.values())
         for weights in self._weights.values():
             weights.follow()
         self._is_awaiting = bool(self._weights)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from slimgrad.errors import RuleError
@@ -50,6 +50,13 @@ class Frozen:
             self._stills.append(still)
             self._handles.append(norm.register_forward_pre_hook(still))
             self._handles.append(norm.register_forward_hook(_Moving(still), always_call=True))
+
+    def hold(self, trained: Iterable[Tensor]) -> None:
+        """Freeze again what somebody had train meanwhile, as loops with two networks do, but for what is `trained`."""
+        mine = {id(parameter) for parameter in trained}
+        for parameter in self.parameters:
+            if parameter.requires_grad and id(parameter) not in mine:
+                parameter.requires_grad_(False)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
