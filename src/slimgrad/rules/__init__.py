@@ -1,11 +1,23 @@
 """Rules: which codec goes where, in Python and as text; and the recipes' contract."""
 
 from slimgrad.rules.recipe import Controller, Recipe, Shapes
-from slimgrad.rules.rule import AnyOf, At, InputOf, Operands, Rule, Rules, as_rules, check_against_model, path_matches
+from slimgrad.rules.rule import (
+    AnyOf,
+    At,
+    ChannelsOf,
+    InputOf,
+    Operands,
+    Rule,
+    Rules,
+    as_rules,
+    check_against_model,
+    path_matches,
+)
 
 __all__ = [
     "AnyOf",
     "At",
+    "ChannelsOf",
     "Controller",
     "InputOf",
     "Operands",

@@ -62,6 +62,46 @@ class InputOf(Value):
         return site.need is Need.OPERAND and site.path == self.path
 
 
+MULTIPLIED = frozenset(
+    (
+        "AddmmBackward0.mat1",
+        "MmBackward0.self",
+        "LinearBackward0.input",
+        "BmmBackward0.self",
+        "BaddbmmBackward0.batch1",
+        "AddbmmBackward0.batch1",
+    )
+)
+CONVOLVED = frozenset(
+    (
+        "ConvolutionBackward0.input",
+        "ConvolutionBackward1.input",
+        "MkldnnConvolutionBackward0.self",
+        "CudnnConvolutionBackward0.self",
+    )
+)
+
+
+@dataclass(frozen=True)
+class ChannelsOf(Value):
+    """What the product of one module reads with its channels in dimension `dim`, 1 of a convolution and -1 of others. A
+    forward of somebody's own may multiply from the other side, or lay windows beside each other first: which channel is
+    which is not known there.
+    """
+
+    optional: ClassVar[bool] = True
+
+    path: str
+    channels: int
+    dim: int
+
+    def __call__(self, site: Site) -> bool:
+        if site.need is not Need.OPERAND or site.path != self.path:
+            return False
+        places = CONVOLVED if self.dim == 1 else MULTIPLIED
+        return f"{site.node}.{site.slot}" in places and site.shape[self.dim] == self.channels
+
+
 @dataclass(frozen=True, repr=False)
 class At(Value):
     """Selects sites one by one: by path, number of the call, and number of the tensor that the call saves."""
@@ -80,10 +120,11 @@ class At(Value):
         return {"type": "At", "version": self.version, "keys": [list(key) for key in sorted(self.keys)]}
 
 
-SELECTORS: dict[str, type[Operands | AnyOf | InputOf | At]] = {
+SELECTORS: dict[str, type[Operands | AnyOf | InputOf | ChannelsOf | At]] = {
     "operands": Operands,
     "any_of": AnyOf,
     "input_of": InputOf,
+    "channels_of": ChannelsOf,
     "at": At,
 }
 """Functions of a site that can be written to JSON, by the key they are written under."""

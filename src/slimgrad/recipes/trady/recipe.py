@@ -17,7 +17,7 @@ from slimgrad.recipes.pruning import check_shared, skip_names, with_rest
 from slimgrad.recipes.trady.controller import TradyController
 from slimgrad.recipes.trady.costs import Chosen, Layer, limit
 from slimgrad.recipes.trady.ranking import Ranking
-from slimgrad.rules import InputOf, Recipe, Rule, Rules
+from slimgrad.rules import ChannelsOf, Recipe, Rule, Rules
 from slimgrad.spec.reading import tuples
 from slimgrad.spec.values import checked_body
 
@@ -71,7 +71,11 @@ class Trady(Recipe):
         return TradyController(self, model, optimizer)
 
     def rules(self, layers: Mapping[str, Layer], chosen: Chosen) -> Rules:
-        found = [Rule(InputOf(path), Channels(indices=mine, dim=layers[path].dim)) for path, mine in chosen.items()]
+        found = []
+        for path, mine in chosen.items():
+            layer = layers[path]
+            where = ChannelsOf(path, layer.kernels.channels, layer.dim)
+            found.append(Rule(where, Channels(indices=mine, dim=layer.dim)))
         return with_rest(found, self.rest)
 
     def __repr__(self) -> str:
