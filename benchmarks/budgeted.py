@@ -3,7 +3,8 @@
     python benchmarks/budgeted.py --data DIR                       # MbV2-w0.35 on Flowers and Pets, all ways, 3 seeds
     python benchmarks/budgeted.py --data DIR --networks mobilenet_v2 --budgets 0.0223 0.0532 0.0748
     python benchmarks/budgeted.py --data DIR --tasks flowers102 --methods full trady --epochs 30 --seeds 0 1 2 3 4
-    python benchmarks/budgeted.py --data DIR --tasks cifar10 --lr 0.05 --epochs 6 --methods classifier static trady
+    python benchmarks/budgeted.py --data DIR --tasks cifar10 --epochs 6 --methods classifier static trady
+    python benchmarks/budgeted.py --data DIR --held-out --seeds 0 --body-lr 0.1   # for choosing rates
     python benchmarks/budgeted.py --json out/transfer.json --table     # the table of what was trained before
     python benchmarks/budgeted.py --times --batch 64 --threads 1      # step times alone; pictures are random
     python benchmarks/budgeted.py --small                              # drawn shapes, one epoch: does it run?
@@ -20,7 +21,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,13 @@ class Job:
     seed: int
     epochs: int
     lr: float
+    """Of the head."""
+    body_lr: float
+    """Of all else."""
     clip: float
     batch: int
+    held_out: bool
+    """Whether accuracy is that of training pictures that were left out."""
     device: str
 
 
@@ -69,17 +75,19 @@ def jobs_of(args: argparse.Namespace) -> Iterator[Job]:
                 for method in args.methods:
                     shares = args.budgets if method == "trady" else args.budgets[:1]
                     for budget in [0] if method in FREE else [round(share * everything) for share in shares]:
-                        lr, clip = (args.lr_full, args.clip_full) if method == "full" else (args.lr, args.clip)
-                        yield Job(network, task, method, budget, seed, args.epochs, lr, clip, args.batch, args.device)
+                        body_lr = args.full_lr if method == "full" else args.body_lr
+                        how = args.epochs, args.lr, body_lr, args.clip, args.batch, args.held_out, args.device
+                        yield Job(network, task, method, budget, seed, *how)
 
 
 def _task(job: Job, args: argparse.Namespace, name: str | None = None) -> Task:
-    settings = argparse.Namespace(**{**asdict(job), "device": torch.device(job.device), "data": args.data})
-    return task_of(job.network, name or job.task, settings)
+    how = asdict(job) | {"device": torch.device(job.device), "data": args.data, "full_lr": job.body_lr}
+    task = task_of(job.network, name or job.task, argparse.Namespace(**how))
+    return replace(task, data=task.data.held_out()) if job.held_out else task
 
 
 def _elements(network: str, task: str, args: argparse.Namespace) -> int:
-    built = _task(Job(network, task, "", 0, 0, 1, 0.0, 1.0, 16, "cpu"), args)
+    built = _task(Job(network, task, "", 0, 0, 1, 0.0, 0.0, 1.0, 16, False, "cpu"), args)
     return mobilenets.elements(built.model(0), built.data.side).total
 
 
@@ -134,30 +142,36 @@ def times(args: argparse.Namespace) -> Iterator[str]:
 
 def table(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Markdown; figures beside those of full fine-tuning of the same network, data and epochs."""
-    yield "| network, data | way | elements | accuracy, % (seeds) | minus full | kept | | dW FLOPs | step |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    yield "| network, data | way | elements | rate | accuracy, % (seeds) | minus full | kept | | dW FLOPs | step |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    rows: dict[Job, list[dict[str, Any]]] = {}
     for entry in entries:
-        key = tuple(entry[name] for name in ("network", "task", "epochs", "method", "budget"))
-        rows.setdefault(key, []).append(entry)
-    for (network, task, epochs, method, budget), found in rows.items():
-        full = rows.get((network, task, epochs, "full", 0))
-        yield _line(f"{network}, {task}, {epochs} epochs", method, budget, found, full)
+        job = Job(**{field.name: entry[field.name] for field in fields(Job)})
+        rows.setdefault(replace(job, seed=0), []).append(entry)
+    full = {_training(job): found for job, found in rows.items() if job.method == "full"}
+    for job, found in rows.items():
+        yield _line(job, found, full.get(_training(job)))
 
 
-def _line(
-    name: str, method: str, budget: int, found: Sequence[dict[str, Any]], full: Sequence[dict[str, Any]] | None
-) -> str:
+def _training(job: Job) -> Job:
+    """What ways are compared in."""
+    return replace(job, method="", budget=0, lr=0.0, body_lr=0.0, clip=0.0)
+
+
+def _line(job: Job, found: Sequence[dict[str, Any]], full: Sequence[dict[str, Any]] | None) -> str:
     accuracy = [100 * entry["accuracy"] for entry in found]
     spread = f" ± {statistics.stdev(accuracy):.1f}" if len(accuracy) > 1 else ""
     kept, step, flops = (statistics.median(entry[key] for entry in found) for key in ("kept", "step_seconds", "flops"))
-    cells = [name, method, f"{budget:,}" if budget else "", f"{statistics.mean(accuracy):.1f}{spread} ({len(found)})"]
+    name = f"{job.network}, {job.task}{', held out' if job.held_out else ''}, {job.epochs} epochs of {job.batch}"
+    rates = f"{job.lr:g}" if job.method == "classifier" else f"{job.lr:g}, {job.body_lr:g}"
+    cells = [name, job.method, f"{job.budget:,}" if job.budget else "", rates]
+    cells += [f"{statistics.mean(accuracy):.1f}{spread} ({len(found)})"]
     if full is None:
         return f"| {' | '.join([*cells, '', human_bytes(kept), '', '', f'{1e3 * step:.0f} ms'])} |"
     whole = {key: statistics.median(entry[key] for entry in full) for key in ("kept", "step_seconds", "flops")}
     minus = statistics.mean(accuracy) - statistics.mean(100 * entry["accuracy"] for entry in full)
-    fewer = f"{100 * (1 - flops / whole['flops']):.1f} % fewer" if method != "full" else ""
-    less = f"{whole['kept'] / kept:.1f}x less" if method != "full" else ""
+    fewer = f"{100 * (1 - flops / whole['flops']):.1f} % fewer" if job.method != "full" else ""
+    less = f"{whole['kept'] / kept:.1f}x less" if job.method != "full" else ""
     cells += [f"{minus:+.1f}", human_bytes(kept), less, fewer, f"{step / whole['step_seconds']:.2f}x"]
     return f"| {' | '.join(cells)} |"
 
@@ -170,11 +184,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", nargs="+", type=float, default=PAPER_BUDGETS, help="parts of all elements")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=0.125)
+    parser.add_argument("--lr", type=float, default=0.2, help="of the head, at the peak; SGD without momentum")
+    parser.add_argument("--body-lr", type=float, default=0.05, help="of all else under a budget")
+    parser.add_argument("--full-lr", type=float, default=0.01, help="of all else where everything is trained")
     parser.add_argument("--clip", type=float, default=4.0, help="longest gradient")
-    parser.add_argument("--lr-full", type=float, default=0.015, help="of full fine-tuning, which diverges earlier")
-    parser.add_argument("--clip-full", type=float, default=4.0)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--held-out", action="store_true", help="test on a fifth of what there is to train on")
     parser.add_argument(
         "--data",
         type=Path,

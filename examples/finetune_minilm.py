@@ -127,9 +127,7 @@ def fine_tuned(model: Encoder, data: Sentences, what: Any, args: argparse.Namesp
         if run is not None and epoch:
             run.epoch()
 
-    fitted = transfer.fit(
-        model, data, args.epochs, args.lr, args.batch, args.seed, optimizer=optimizer, clip=1.0, each_epoch=each_epoch
-    )
+    fitted = transfer.fit(model, data, optimizer, args.epochs, args.batch, args.seed, clip=1.0, each_epoch=each_epoch)
     if run is not None:
         kept = run.report().kept_after
         run.remove()

@@ -78,6 +78,11 @@ class Task:
     data: transfer_data.Pictures
     epochs: int
     lr: float
+    """Of the new head."""
+    body_lr: float
+    """Of all else under a budget."""
+    full_lr: float
+    """Of all else where everything is trained, which bears less."""
     clip: float | None
     batch: int
     device: torch.device
@@ -90,7 +95,8 @@ class Task:
 def fine_tuned(task: Task, method: str, what: sg.Trady | None, seed: int) -> Row:
     """Train, and look at one more step."""
     model = task.model(seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=task.lr)
+    body_lr = task.full_lr if what is None else task.body_lr
+    optimizer = torch.optim.SGD(transfer.two_rates(model, model.classifier, task.lr, body_lr))
     run = None if what is None else sg.apply(model, what, optimizer=optimizer)
 
     def each_epoch(epoch: int) -> None:
@@ -99,8 +105,8 @@ def fine_tuned(task: Task, method: str, what: sg.Trady | None, seed: int) -> Row
         elif epoch:
             run.epoch()
 
-    how = {"optimizer": optimizer, "clip": task.clip, "each_epoch": each_epoch}
-    fitted = transfer.fit(model, task.data, task.epochs, task.lr, task.batch, seed, **how)
+    how = {"clip": task.clip, "each_epoch": each_epoch}
+    fitted = transfer.fit(model, task.data, optimizer, task.epochs, task.batch, seed, **how)
     images, labels = next(task.data.batches(seed, task.epochs, task.batch))
     images, labels = images.to(task.device), labels.to(task.device)
     model.train()
@@ -180,15 +186,16 @@ TASKS: dict[str, Callable[..., transfer_data.Pictures]] = {
 
 def task_of(network: str, name: str, args: argparse.Namespace) -> Task:
     """By names; `shapes` need no files, and a network that was never trained."""
+    how = args.epochs, args.lr, args.body_lr, args.full_lr, args.clip, args.batch, args.device
     if name == "shapes":
         data = transfer_data.shapes(mobilenets.IMAGENET)
         random = mobilenets.MobileNetV2(data.classes, width=0.35, dropout=0.0)
-        return Task(lambda: copy.deepcopy(random), data, args.epochs, args.lr, args.clip, args.batch, args.device)
+        return Task(lambda: copy.deepcopy(random), data, *how)
     look = mobilenets.IMAGENET if network == "mobilenet_v2" else mobilenets.CENTRED
     data = TASKS[name](look, args.data)
     folder = args.data or transfer_data.data_folder()
     build = partial(NETWORKS[network], folder, data.classes)
-    return Task(build, data, args.epochs, args.lr, args.clip, args.batch, args.device)
+    return Task(build, data, *how)
 
 
 def arguments() -> argparse.Namespace:
@@ -199,9 +206,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, help="elements per picture")
     parser.add_argument("--data", type=Path, default=os.environ.get("SLIMGRAD_DATA"), help="folder of the files")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=0.125, help="at the peak; SGD without momentum")
+    parser.add_argument("--lr", type=float, default=0.2, help="of the head, at the peak; SGD without momentum")
+    parser.add_argument("--body-lr", type=float, default=0.05, help="of all else under a budget")
+    parser.add_argument("--full-lr", type=float, default=0.01, help="of all else where everything is trained")
     parser.add_argument("--clip", type=float, default=4.0, help="longest gradient")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()

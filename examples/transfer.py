@@ -1,6 +1,7 @@
 """Training a network that knows one task on another: what examples and benchmarks of transfer learning share.
 
-fitted = transfer.fit(model, data, epochs=10, lr=0.125, batch=16, seed=0)
+optimizer = SGD(transfer.two_rates(model, model.classifier, lr=0.2, body_lr=0.05))
+fitted = transfer.fit(model, data, optimizer, epochs=10, batch=32, seed=0)
 print(f"{fitted.accuracy:.1%} right, {1000 * fitted.step_seconds:.0f} ms per step")
 """
 
@@ -11,12 +12,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 WARMUP_EPOCHS = 5
 """As in TraDy's paper, which trains longer; never more than a tenth of all."""
@@ -51,27 +53,25 @@ class Fitted:
 def fit(
     model: nn.Module,
     data: Data,
+    optimizer: Optimizer,
     epochs: int,
-    lr: float,
     batch: int,
     seed: int,
     *,
-    optimizer: Optimizer | None = None,
     clip: float | None = None,
     each_epoch: Callable[[int], object] | None = None,
 ) -> Fitted:
     """Train by cross-entropy on the device of the model, and test.
 
-    By default with SGD without momentum, as TraDy's paper does. The rate of any optimizer rises to `lr` during warm-up
-    and falls to zero along a cosine. A gradient longer than `clip` is shortened to it.
-    `each_epoch(epoch)` is called before each epoch, after the model was put into training mode: what it puts into
-    evaluation mode stays there for the epoch.
+    The rates of the optimizer's groups rise to what they are during warm-up, and fall to zero along a cosine. A
+    gradient longer than `clip` is shortened to it. `each_epoch(epoch)` is called before each epoch, after the model was
+    put into training mode: what it puts into evaluation mode stays there for the epoch.
     """
-    optimizer = SGD(model.parameters(), lr=lr) if optimizer is None else optimizer
     device = next(model.parameters()).device
     steps, times, losses = data.steps(batch), [], []
     if steps == 0:
         raise ValueError(f"a batch of {batch} is more than there is to train on")
+    rates = LambdaLR(optimizer, lambda number: schedule(number, steps, epochs))
     for epoch in range(epochs):
         model.train()
         if each_epoch is not None:
@@ -80,11 +80,10 @@ def fit(
         for number, (inputs, targets) in enumerate(data.batches(seed, epoch, batch), epoch * steps):
             # Anew in each step, so that a method that draws numbers cannot shift the dropout of later steps.
             torch.manual_seed((seed << 20) + number)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * schedule(number, steps, epochs)
             began = _now(device)
             total += step(model, optimizer, inputs.to(device), targets.to(device), clip)
             times.append(_now(device) - began)
+            rates.step()
         losses.append(float(total) / steps)
     return Fitted(accuracy(model, data, 2 * batch), statistics.median(times), tuple(losses))
 
@@ -139,6 +138,13 @@ def _now(device: torch.device) -> float:
 
 
 # --- what is trained --------------------------------------------------------------------------------------------------
+
+
+def two_rates(model: nn.Module, head: nn.Module, lr: float, body_lr: float) -> list[dict[str, Any]]:
+    """Groups for an optimizer: a new head must move far, and what was pretrained must not."""
+    mine = {id(parameter) for parameter in head.parameters()}
+    body = [parameter for parameter in model.parameters() if id(parameter) not in mine]
+    return [{"params": list(head.parameters()), "lr": lr}, {"params": body, "lr": body_lr}]
 
 
 def freeze_norms(model: nn.Module) -> None:

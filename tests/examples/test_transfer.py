@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))  # a script sees the modules beside it
 
@@ -25,6 +27,10 @@ def small(classes: int = 4) -> nn.Module:
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 16, 5, stride=2), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 5, stride=2), nn.ReLU())
     return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(32, classes))
+
+
+def sgd(model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=0.1)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -159,7 +165,8 @@ def test_the_rate_rises_for_a_tenth_and_falls_to_nothing() -> None:
 
 
 def test_training_learns_shapes_and_tells_of_it() -> None:
-    fitted = transfer.fit(small(), shapes(CENTRED), epochs=8, lr=0.1, batch=16, seed=0)
+    model = small()
+    fitted = transfer.fit(model, shapes(CENTRED), sgd(model), epochs=8, batch=16, seed=0)
     assert fitted.accuracy > 0.5  # four classes
     assert len(fitted.losses) == 8 and fitted.losses[-1] < fitted.losses[0]
     assert 0 < fitted.step_seconds < 10
@@ -169,7 +176,8 @@ def test_the_same_seed_trains_the_same_weights() -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(0)
         model = MobileNetV2(4, width=0.35)
-        transfer.fit(model, shapes(CENTRED, train=16, test=8, side=32), epochs=1, lr=0.1, batch=8, seed=seed)
+        data = shapes(CENTRED, train=16, test=8, side=32)
+        transfer.fit(model, data, sgd(model), epochs=1, batch=8, seed=seed)
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     assert torch.equal(weights(1), weights(1)) and not torch.equal(weights(1), weights(2))
@@ -184,10 +192,10 @@ def test_each_epoch_begins_in_training_mode_with_a_call() -> None:
 
     data = shapes(CENTRED, train=32, test=8)
     before = model[1].running_mean.clone()
-    transfer.fit(model, data, epochs=3, lr=0.1, batch=16, seed=0, each_epoch=each_epoch)
+    transfer.fit(model, data, sgd(model), epochs=3, batch=16, seed=0, each_epoch=each_epoch)
     assert seen == [(0, True), (1, True), (2, True)]
     assert torch.equal(model[1].running_mean, before)
-    transfer.fit(model, data, epochs=1, lr=0.1, batch=16, seed=0)
+    transfer.fit(model, data, sgd(model), epochs=1, batch=16, seed=0)
     assert not torch.equal(model[1].running_mean, before)
 
 
@@ -203,22 +211,35 @@ def test_only_what_is_asked_for_trains() -> None:
     model = small()
     model.requires_grad_(False)[-1].requires_grad_(True)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    transfer.fit(model, shapes(CENTRED, train=32, test=8), epochs=1, lr=0.1, batch=16, seed=0)
+    transfer.fit(model, shapes(CENTRED, train=32, test=8), sgd(model), epochs=1, batch=16, seed=0)
     same = [torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert same == [True] * (len(before) - 2) + [False, False]
 
 
-def test_an_optimizer_that_is_given_gets_the_rate_and_clipped_gradients() -> None:
+def test_a_head_has_a_rate_of_its_own_and_long_gradients_are_shortened() -> None:
     model = small()
-    optimizer = torch.optim.SGD(model.parameters(), lr=123.0)
-    before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    optimizer = SGD(transfer.two_rates(model, model[-1], lr=0.5, body_lr=0.05))
+    parts = [[parameter.detach().clone() for parameter in group["params"]] for group in optimizer.param_groups]
+    assert sum(map(len, parts)) == len(list(model.parameters())) and len(parts[0]) == 2
     data = shapes(CENTRED, train=16, test=8)
-    transfer.fit(model, data, epochs=1, lr=0.5, batch=16, seed=0, optimizer=optimizer, clip=1e-3)
-    after = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    assert optimizer.param_groups[0]["lr"] == 0.5
-    assert 0 < (after - before).norm() < 1.01 * 0.5 * 1e-3
+    transfer.fit(model, data, optimizer, epochs=1, batch=16, seed=0, clip=1e-3)
+    moved = [
+        torch.cat([(a - b).flatten() for a, b in zip(group["params"], before, strict=True)]).norm().item()
+        for group, before in zip(optimizer.param_groups, parts, strict=True)
+    ]
+    assert math.hypot(moved[0] / 0.5, moved[1] / 0.05) == pytest.approx(1e-3, rel=0.01)
+
+
+def test_held_out_pictures_are_a_fifth_and_not_trained_on() -> None:
+    data = dataclasses.replace(shapes(CENTRED, train=21, test=4), train_labels=torch.arange(21))
+    held_out = data.held_out()
+    assert len(held_out.test) == len(held_out.test_labels) == 5
+    assert torch.equal(torch.cat([held_out.train_labels, held_out.test_labels]).sort().values, torch.arange(21))
+    assert torch.equal(held_out.test, data.train[held_out.test_labels])
+    assert torch.equal(held_out.test_labels, data.held_out().test_labels)
 
 
 def test_a_batch_larger_than_the_data_is_refused() -> None:
+    model = small()
     with pytest.raises(ValueError, match="a batch of 16 is more than there is to train on"):
-        transfer.fit(small(), shapes(CENTRED, train=8, test=8), epochs=1, lr=0.1, batch=16, seed=0)
+        transfer.fit(model, shapes(CENTRED, train=8, test=8), sgd(model), epochs=1, batch=16, seed=0)
