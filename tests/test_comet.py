@@ -14,7 +14,8 @@ import torch
 from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor, nn
 from torch.nn import grad
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer, RMSprop
+from transformers.optimization import Adafactor
 
 import slimgrad as sg
 from slimgrad.codecs import Bounded, Quant
@@ -44,14 +45,19 @@ def cnn() -> nn.Sequential:
     )
 
 
-def train(model: nn.Module, optimizer: Optimizer, steps: int, *, first: int = 0, clip: float | None = None) -> None:
+def train(
+    model: nn.Module, optimizer: Optimizer, steps: int, *, first: int = 0, clip: float | None = None, scale: float = 1.0
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1)
     for step in range(first, first + steps):
         at = torch.randint(0, len(IMAGES), (64,), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(IMAGES[at]), LABELS[at]).backward()
+        scaler.scale(nn.functional.cross_entropy(model(IMAGES[at]), LABELS[at])).backward()
+        scaler.unscale_(optimizer)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
 
 
 def controller(run: sg.Run) -> CometController:
@@ -149,6 +155,10 @@ OPTIMIZERS = {
     "SGD with momentum": lambda p: SGD(p, lr=0.05, momentum=0.9),
     "SGD without": lambda p: SGD(p, lr=0.05),
     "AdamW": lambda p: AdamW(p, lr=2e-3),
+    "RMSprop with momentum": lambda p: RMSprop(p, lr=1e-4, momentum=0.9),
+    "Adafactor, whose average is of steps": lambda p: Adafactor(
+        p, lr=1e-3, beta1=0.9, relative_step=False, scale_parameter=False
+    ),
 }
 
 
@@ -239,6 +249,41 @@ def test_clipped_gradients_bear_as_much_less_noise() -> None:
         train(model, optimizer, 1, clip=clip)
         bounds.append(controller(run).bounds)
     assert bounds[0] == bounds[1]  # the momentum is of clipped gradients, too
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0], ids=["the optimizer's momentum", "ours"])
+@pytest.mark.parametrize("how", [{"clip": 1e-3}, {"scale": 2.0**16}], ids=["clipped", "scaled"])
+def test_whoever_has_the_momentum_it_is_of_gradients_as_the_optimizer_sees_them(
+    how: dict[str, float], momentum: float
+) -> None:
+    bounds = []
+    for some in ({}, how):
+        model = cnn()
+        optimizer = SGD(model.parameters(), lr=0.0, momentum=momentum)
+        run = treated(model, optimizer)
+        train(model, optimizer, 4, **some)
+        bounds.append(controller(run).bounds)
+    assert set(bounds[0]) == {"0", "3", "6"}
+    # The momentum is of clipped gradients, too: how much is cut differs from step to step, and bounds have quarters.
+    assert all(0.7 < bounds[1][path] / bound < 1.5 for path, bound in bounds[0].items())
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["optimizer", "no optimizer"])
+def test_bounds_go_on_after_a_gradient_that_is_not_finite(known: bool) -> None:
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    run = treated(model, optimizer if known else None, refresh=1)
+    train(model, optimizer, 2)
+    kept = copy.deepcopy(model.state_dict())
+    optimizer.zero_grad()
+    (nn.functional.cross_entropy(model(IMAGES[:64]), LABELS[:64]) * math.inf).backward()
+    optimizer.step()
+    model.load_state_dict(kept)
+    before = controller(run).bounds
+    train(model, optimizer, 12, first=2)
+    assert all(math.isfinite(bound) for bound in controller(run).bounds.values())
+    assert controller(run).path[-3][1] != controller(run).path[-1][1], "they follow again"
+    assert all(0.25 < controller(run).bounds[path] / bound < 4 for path, bound in before.items())
 
 
 def test_layers_that_read_one_input_have_one_bound() -> None:

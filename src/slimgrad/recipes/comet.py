@@ -3,8 +3,9 @@
 NOTE [What gradients can bear]
 The bound of a layer is the one with which the noise of its gradient (noise.py) is `target` times the mean magnitude
 of its momentum. Momentum is taken as SGD has it, a sum of gradients of which each weighs less with every step; Adam's
-is an average, and divided by 1 - beta1. Where gradients are clipped, or scaled for float16, their noise is so too: by
-as much as the norm of the gradient changes between its accumulation and the optimizer's step.
+is an average, and divided by 1 - beta1. Where an optimizer has none, or one of something else (RMSprop's is of steps),
+it is ours, of the gradients that the optimizer sees. Where gradients are clipped, or scaled for float16, their noise is
+so too: by as much as the norm of the gradient changes between its accumulation and the optimizer's step.
 
 NOTE [When bounds change]
 Statistics take two passes over dY and the inputs, so they are taken at some steps only: first at the first, then every
@@ -128,8 +129,7 @@ class CometController(Controller):
         self._seen: dict[str, Seen] = {}
         self._inputs: dict[int, tuple[StorageWeakRef, str]] = {}
         self._momenta: dict[str, Tensor] = {}
-        self._lacking: set[str] = set()
-        """Layers whose momentum is ours to have."""
+        """Of layers whose momentum is ours to have."""
         self._handles: list[RemovableHandle] = []
         self._rules = recipe.rules(layers, {})
 
@@ -163,6 +163,9 @@ class CometController(Controller):
 
     def end(self) -> None:
         """A step was taken: if statistics were, bounds follow."""
+        if self._optimizer is not None:
+            for path in self._momenta:
+                self._remember(path)
         found = {path: self._allowed(path, seen) for path, seen in self._seen.items() if seen.variances}
         known = {path: bound for path, bound in found.items() if bound is not None}
         if known:
@@ -204,10 +207,17 @@ class CometController(Controller):
         assert weight.grad is not None
         if path in self._seen:
             self._seen[path].accumulated = norm(weight.grad)
-        if path in self._momenta:
-            self._momenta[path].mul_(STAYS).add_(weight.grad)
-        elif path in self._lacking:
-            self._momenta[path] = weight.grad.detach().clone()
+        if self._optimizer is None:  # or else it may be scaled or clipped before it is used
+            self._remember(path)
+
+    def _remember(self, path: str) -> None:
+        """Add the gradient to the momentum that is ours; what is not finite would stay there for good."""
+        gradient, known = _weight(self.layers[path]).grad, self._momenta.get(path)
+        if gradient is None:
+            return
+        if known is None or (known.shape, known.device) != (gradient.shape, gradient.device):
+            self._momenta[path] = known = torch.zeros_like(gradient)
+        known.mul_(STAYS).add_(gradient.detach()).nan_to_num_(0.0, 0.0, 0.0)
 
     def _allowed(self, path: str, seen: Seen) -> Tensor | None:
         """The bound with which the noise is as large as it may be; None without a gradient or a momentum."""
@@ -222,15 +232,12 @@ class CometController(Controller):
 
     def _momentum(self, path: str, weight: Tensor) -> Tensor | None:
         """Its mean magnitude."""
-        optimizer = self._optimizer
-        state = {} if optimizer is None else optimizer.state.get(weight, {})
-        if state.get("momentum_buffer") is not None:
-            return mean_size(state["momentum_buffer"])
-        if state.get("exp_avg") is not None:
-            assert optimizer is not None
-            return mean_size(state["exp_avg"]) / (1 - _beta(optimizer, weight))
-        self._lacking.add(path)
-        return mean_size(self._momenta[path]) if path in self._momenta else None
+        found = None if self._optimizer is None else _momentum_of(self._optimizer, weight)
+        if found is None and path not in self._momenta:
+            self._remember(path)
+        if found is None and path in self._momenta:
+            found = mean_size(self._momenta[path])
+        return found
 
     def _follow(self, allowed: Mapping[str, float]) -> None:
         least: dict[str, float] = {}
@@ -277,10 +284,16 @@ def _weight(module: nn.Module) -> nn.Parameter:
     return module.weight  # type: ignore[return-value]
 
 
-def _beta(optimizer: Optimizer, weight: Tensor) -> float:
-    """Adam's first, of the group that has this weight."""
-    group = next(group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
-    return float(group["betas"][0])
+def _momentum_of(optimizer: Optimizer, weight: Tensor) -> Tensor | None:
+    """The mean magnitude of SGD's, or of Adam's as SGD would have it; None of others, whose are not of gradients."""
+    state = optimizer.state.get(weight, {})
+    groups = (group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
+    group = next(groups, {})
+    if "dampening" in group and state.get("momentum_buffer") is not None:
+        return mean_size(state["momentum_buffer"])
+    if "betas" in group and state.get("exp_avg") is not None:
+        return mean_size(state["exp_avg"]) / (1 - float(group["betas"][0]))
+    return None
 
 
 def _rounded(bound: float) -> float:
