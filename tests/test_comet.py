@@ -286,6 +286,19 @@ def test_bounds_go_on_after_a_gradient_that_is_not_finite(known: bool) -> None:
     assert all(0.25 < controller(run).bounds[path] / bound < 4 for path, bound in before.items())
 
 
+def test_a_look_that_showed_nothing_is_soon_taken_again() -> None:
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    run = treated(model, optimizer)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (model(IMAGES[:64]).sum() * 0).backward()
+        optimizer.step()
+    assert not controller(run).bounds
+    train(model, optimizer, 1)
+    assert set(controller(run).bounds) == {"0", "3", "6"}
+
+
 def test_layers_that_read_one_input_have_one_bound() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), Projections())

@@ -247,7 +247,7 @@ class CometController(Controller):
         fresh = {path: _rounded(least[self._seen[path].first]) for path in allowed}
         known = [(bound, self.bounds[path]) for path, bound in fresh.items() if path in self.bounds]
         moves = [max(pair) / min(pair) for pair in known]
-        settled = len(moves) == len(fresh) and max(moves, default=1.0) <= MOVED
+        settled = 0 < len(moves) == len(fresh) and max(moves) <= MOVED
         self.interval = min(self.recipe.refresh, self.interval * 2) if settled else max(1, self.interval // 2)
         self.next = self._step + self.interval
         if not fresh.items() <= self.bounds.items():  # the same rules would be decided upon once more
