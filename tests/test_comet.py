@@ -14,6 +14,7 @@ import torch
 from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor, nn
 from torch.nn import grad
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.optim import SGD, AdamW, Optimizer, RMSprop
 from transformers.optimization import Adafactor
 
@@ -330,6 +331,44 @@ def test_frozen_layers_have_no_bound() -> None:
     run = treated(model, optimizer)
     train(model, optimizer, 3)
     assert set(controller(run).bounds) == {"0", "6"}
+
+
+def test_layers_that_are_unfrozen_get_bounds_and_new_weights_go_on_having_them() -> None:
+    model = cnn()
+    model[3].requires_grad_(False)
+    optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)
+    run = treated(model, optimizer, refresh=2)
+    train(model, optimizer, 3)
+    before = controller(run).bounds["6"]
+    model[3].requires_grad_(True)
+    model[6].weight = nn.Parameter(model[6].weight.detach() * 1e-3)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    train(model, optimizer, 5, first=3)
+    assert set(controller(run).bounds) == {"0", "3", "6"}
+    assert controller(run).bounds["6"] != before
+    old = model[0].weight
+    model[0].weight = nn.Parameter(old.detach())
+    train(model, optimizer, 3, first=8)
+    assert not old._post_accumulate_grad_hooks
+
+
+@pytest.mark.parametrize("computed", [weight_norm, spectral_norm])
+def test_a_layer_whose_weight_is_computed_is_left_alone(computed) -> None:
+    """Its input is not for a parameter's gradient; and to ask for a parametrization's result is to compute it again."""
+    model, plain = cnn(), cnn()
+    for each in (model, plain):
+        torch.manual_seed(0)  # of spectral_norm's vectors
+        computed(each[3])
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = treated(model, optimizer)
+    for each in (model, plain):
+        nn.functional.cross_entropy(each(IMAGES[:64]), LABELS[:64]).backward()
+    optimizer.step()
+    assert set(controller(run).bounds) == {"0", "6"}
+    assert all(torch.equal(*pair) for pair in zip(model.buffers(), plain.buffers(), strict=True))
+    train(model, optimizer, 3)
+    codecs = {site.site.path: site.codec for site in run.report().sites}
+    assert "Bounded" in codecs["6"] and "3" not in codecs
 
 
 def test_a_bound_may_stay_where_it_was_at_first() -> None:

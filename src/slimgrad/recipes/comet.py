@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from slimgrad.codecs import Bounded, Codec, codec_from_dict
 from slimgrad.errors import SpecError
 from slimgrad.recipes.hooks import Hook
-from slimgrad.recipes.noise import allowed_bound, mean_size, norm, variance_by
+from slimgrad.recipes.noise import allowed_bound, here, mean_size, norm, variance_by
 from slimgrad.recipes.pruning import check_shared, products, skip_names, skipped_paths, with_rest
 from slimgrad.report.bounds import bounds_plot
 from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules, Shapes
@@ -131,6 +131,8 @@ class CometController(Controller):
         self._momenta: dict[str, Tensor] = {}
         """Of layers whose momentum is ours to have."""
         self._handles: list[RemovableHandle] = []
+        self._heard: dict[str, tuple[nn.Parameter, RemovableHandle]] = {}
+        """Weights that tell when their gradient is there."""
         self._rules = recipe.rules(layers, {})
 
     @property
@@ -146,20 +148,22 @@ class CometController(Controller):
         if self._handles:
             return
         for path, module in self.layers.items():
-            if _weight(module).requires_grad:  # the input of a frozen layer is not kept
-                self._handles.append(module.register_forward_hook(_Look(self, path)))
-                self._handles.append(_weight(module).register_post_accumulate_grad_hook(_Accumulated(self, path)))
+            self._handles.append(module.register_forward_hook(_Look(self, path)))
+        self._listen()
 
     def detach(self) -> None:
-        for handle in self._handles:
+        for handle in (*self._handles, *(handle for _, handle in self._heard.values())):
             handle.remove()
         self._handles.clear()
+        self._heard.clear()
 
     def begin(self, step: int, shapes: Shapes) -> None:
         if step != self._step:
             self._seen.clear()
         self._inputs.clear()
         self._step = step
+        if self.looks:
+            self._listen()
 
     def end(self) -> None:
         """A step was taken: if statistics were, bounds follow."""
@@ -182,17 +186,34 @@ class CometController(Controller):
         return {"bounds": dict(self.bounds), "interval": self.interval, "next": self.next, "momenta": momenta}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        unknown = sorted(set(state["bounds"]) - set(self.layers))
+        unknown = sorted({*state["bounds"], *state["momenta"]} - set(self.layers))
         if unknown:
             raise SpecError(f"comet: the state has bounds for {', '.join(unknown[:3])}, which the model does not have")
         self.interval, self.next = state["interval"], state["next"]
-        self._momenta = {p: m.to(_weight(self.layers[p]).device) for p, m in state["momenta"].items()}
+        self._momenta = {
+            path: momentum.to(weight.device, copy=True)
+            for path, momentum in state["momenta"].items()
+            if (weight := _weight(self.layers[path])) is not None
+        }
         self._have(dict(state["bounds"]))
 
     # --- statistics ---
 
+    def _listen(self) -> None:
+        """Have hooks on the weights of now: some were frozen before, or are others than at first."""
+        for path, module in self.layers.items():
+            weight, (known, handle) = _weight(module), self._heard.get(path, (None, None))
+            if handle is not None and known is not weight:
+                handle.remove()
+                del self._heard[path]
+            if weight is not None and weight.requires_grad and known is not weight:
+                self._heard[path] = weight, weight.register_post_accumulate_grad_hook(_Accumulated(self, path))
+
     def look(self, path: str, x: Tensor, y: Tensor) -> None:
         """A layer's forward."""
+        weight = _weight(self.layers[path])
+        if weight is None or not weight.requires_grad:  # the input of a frozen layer is not kept
+            return
         storage = x.untyped_storage()
         known, first = self._inputs.get(storage._cdata, (None, path))
         if known is None or known.expired():
@@ -212,18 +233,19 @@ class CometController(Controller):
 
     def _remember(self, path: str) -> None:
         """Add the gradient to the momentum that is ours; what is not finite would stay there for good."""
-        gradient, known = _weight(self.layers[path]).grad, self._momenta.get(path)
-        if gradient is None:
+        weight, known = _weight(self.layers[path]), self._momenta.get(path)
+        if weight is None or weight.grad is None:
             return
+        gradient = here(weight.grad.detach())
         if known is None or (known.shape, known.device) != (gradient.shape, gradient.device):
             self._momenta[path] = known = torch.zeros_like(gradient)
-        known.mul_(STAYS).add_(gradient.detach()).nan_to_num_(0.0, 0.0, 0.0)
+        known.mul_(STAYS).add_(gradient).nan_to_num_(0.0, 0.0, 0.0)
 
     def _allowed(self, path: str, seen: Seen) -> Tensor | None:
         """The bound with which the noise is as large as it may be; None without a gradient or a momentum."""
         weight = _weight(self.layers[path])
-        size = self._momentum(path, weight)
-        if size is None or seen.accumulated is None:
+        size = None if weight is None else self._momentum(path, weight)
+        if weight is None or size is None or seen.accumulated is None:
             return None
         changed = torch.ones_like(seen.accumulated)
         if self._optimizer is not None and weight.grad is not None:
@@ -280,8 +302,9 @@ class _Accumulated(Hook[CometController]):
             controller.accumulated(self.path, args[0])
 
 
-def _weight(module: nn.Module) -> nn.Parameter:
-    return module.weight  # type: ignore[return-value]
+def _weight(module: nn.Module) -> nn.Parameter | None:
+    """None if it is no parameter but computed from others, by a parametrization; such a layer's input is left alone."""
+    return module._parameters.get("weight")
 
 
 def _momentum_of(optimizer: Optimizer, weight: Tensor) -> Tensor | None:

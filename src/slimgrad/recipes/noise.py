@@ -79,13 +79,21 @@ def _channels(dy: Tensor) -> int:
     return dy.shape[feature_dim(dy.dim())]
 
 
+def here(x: Tensor) -> Tensor:
+    """What this process has of a tensor: a part, if it is sharded. Processes follow bounds of their own, and look at
+    different steps, so none may wait for the others' parts.
+    """
+    to_local = getattr(x, "to_local", None)
+    return x if to_local is None else to_local()
+
+
 def norm(x: Tensor, order: int = 2) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(x.detach(), ord=order, dtype=torch.float32)
+    found: Tensor = torch.linalg.vector_norm(here(x.detach()), ord=order, dtype=torch.float32)
     return found
 
 
 def mean_size(x: Tensor) -> Tensor:
-    return norm(x, 1) / x.numel()
+    return norm(x, 1) / here(x).numel()
 
 
 def allowed_bound(sigma: Tensor, variances: list[Tensor]) -> Tensor:
