@@ -21,8 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import grad
 
-from slimgrad.kernels.geometry import feature_dim
-
 PAPER_CONSTANT = 0.32
 BY_RANK: dict[int, Callable[..., Tensor]] = {3: grad.conv1d_weight, 4: grad.conv2d_weight, 5: grad.conv3d_weight}
 
@@ -35,14 +33,14 @@ def variance_by(module: nn.Module, x: Tensor, *, paper: bool = False) -> Varianc
     nonzero = x.detach() != 0
     if paper:
         part = nonzero.float().mean()
-        return lambda dy: PAPER_CONSTANT**2 * part * mean_size(dy).square() * (dy.numel() / _channels(dy))
+        return lambda dy: PAPER_CONSTANT**2 * part * mean_size(dy).square() * (dy.numel() / _channels(module, dy))
     if type(module) is nn.Linear:
         count = nonzero.sum(-1).float()
         return lambda dy: (_squares(dy, -1) * count).sum() / (3 * dy.shape[-1] * x.shape[-1])
     if _is_plain_convolution(module, x):
         return _by_maps(module, nonzero)
     part = nonzero.float().mean()
-    return lambda dy: part * norm(dy).square() / (3 * _channels(dy))
+    return lambda dy: part * norm(dy).square() / (3 * _channels(module, dy))
 
 
 def _by_maps(module: Any, nonzero: Tensor) -> Variance:
@@ -75,8 +73,9 @@ def _squares(x: Tensor, dim: int) -> Tensor:
     return found.square()
 
 
-def _channels(dy: Tensor) -> int:
-    return dy.shape[feature_dim(dy.dim())]
+def _channels(module: nn.Module, dy: Tensor) -> int:
+    """Of what a layer puts out: only the layer tells where dY has them."""
+    return module.out_channels if isinstance(module, nn.modules.conv._ConvNd) else dy.shape[-1]
 
 
 def here(x: Tensor) -> Tensor:
