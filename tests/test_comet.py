@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import itertools
 import math
 import pickle
@@ -271,6 +272,44 @@ def test_a_training_goes_on_where_it_stopped() -> None:
         controller(run_after).load_state_dict({"bounds": {"7": 1.0}, "interval": 1, "next": 0, "momenta": {}})
     with pytest.raises(sg.SpecError, match="expected the state of a run with step, controller; found step"):
         run_after.load_state_dict({"step": 3})
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["optimizer", "no optimizer"])
+@pytest.mark.parametrize("stop", [1, 2, 5])
+def test_wherever_it_stops_nothing_that_was_seen_is_lost(stop: int, known: bool) -> None:
+    """Without an optimizer a step ends when the next forward begins: what its backward showed goes into the state."""
+
+    def begin() -> tuple[nn.Module, Optimizer, sg.Run]:
+        model = cnn()
+        optimizer = SGD(model.parameters(), lr=0.05)
+        return model, optimizer, treated(model, optimizer if known else None, refresh=2)
+
+    straight, optimizer, run = begin()
+    train(straight, optimizer, 8)
+    before, optimizer_before, run_before = begin()
+    train(before, optimizer_before, stop)
+    after, optimizer_after, run_after = begin()
+    after.load_state_dict(before.state_dict())
+    kept = io.BytesIO()
+    torch.save(run_before.state_dict(), kept)
+    kept.seek(0)
+    run_after.load_state_dict(torch.load(kept, weights_only=True))
+    train(after, optimizer_after, 8 - stop, first=stop)
+    assert controller(run_after).bounds == controller(run).bounds
+    assert run_after.state_dict()["step"] == run.state_dict()["step"]
+    assert all(torch.equal(a, b) for a, b in zip(after.parameters(), straight.parameters(), strict=True))
+
+
+def test_a_run_does_not_change_the_state_it_was_given() -> None:
+    model = cnn()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    run = treated(model, optimizer)
+    train(model, optimizer, 2)
+    state = copy.deepcopy(run.state_dict())
+    run.load_state_dict(state)
+    before = {path: momentum.clone() for path, momentum in state["controller"]["momenta"].items()}
+    train(model, optimizer, 2)
+    assert before and all(torch.equal(state["controller"]["momenta"][path], found) for path, found in before.items())
 
 
 def test_clipped_gradients_bear_as_much_less_noise() -> None:

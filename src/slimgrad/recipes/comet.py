@@ -111,6 +111,10 @@ class Seen:
     accumulated: Tensor | None = None
     """The norm of the gradient when it was."""
 
+    def to(self, device: torch.device) -> Seen:
+        accumulated = None if self.accumulated is None else self.accumulated.to(device)
+        return Seen(self.first, [variance.to(device) for variance in self.variances], accumulated)
+
 
 class CometController(Controller):
     """Bounds that follow the momentum."""
@@ -183,18 +187,19 @@ class CometController(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         momenta = {path: momentum.cpu() for path, momentum in self._momenta.items()}
-        return {"bounds": dict(self.bounds), "interval": self.interval, "next": self.next, "momenta": momenta}
+        seen = {path: vars(seen.to(torch.device("cpu"))) for path, seen in self._seen.items()}
+        when = {"interval": self.interval, "next": self.next, "step": self._step}
+        return {"bounds": dict(self.bounds), **when, "momenta": momenta, "seen": seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         unknown = sorted({*state["bounds"], *state["momenta"]} - set(self.layers))
         if unknown:
             raise SpecError(f"comet: the state has bounds for {', '.join(unknown[:3])}, which the model does not have")
-        self.interval, self.next = state["interval"], state["next"]
-        self._momenta = {
-            path: momentum.to(weight.device, copy=True)
-            for path, momentum in state["momenta"].items()
-            if (weight := _weight(self.layers[path])) is not None
-        }
+        self.interval, self.next, self._step = state["interval"], state["next"], state["step"]
+        devices = {path: weight.device for path, layer in self.layers.items() if (weight := _weight(layer)) is not None}
+        momenta, seen = (state[each].items() for each in ("momenta", "seen"))
+        self._momenta = {path: found.to(devices[path], copy=True) for path, found in momenta if path in devices}
+        self._seen = {path: Seen(**found).to(devices[path]) for path, found in seen if path in devices}
         self._have(dict(state["bounds"]))
 
     # --- statistics ---
