@@ -63,6 +63,17 @@ def train(
         scaler.update()
 
 
+class AsDouble(nn.Module):
+    """A layer that computes in double precision, in a model that does not."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.double()).float()
+
+
 def controller(run: sg.Run) -> CometController:
     assert isinstance(run.controller, CometController)
     return run.controller
@@ -440,6 +451,20 @@ def test_a_layer_whose_weight_is_computed_is_left_alone(computed) -> None:
     train(model, optimizer, 3)
     codecs = {site.site.path: site.codec for site in run.report().sites}
     assert "Bounded" in codecs["6"] and "3" not in codecs
+
+
+def test_layers_in_double_precision_are_left_alone() -> None:
+    """The codec does not serve what they read; those in single precision go on having bounds."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), AsDouble(nn.Linear(64, 64).double()), nn.Linear(64, 10))
+    plain = copy.deepcopy(model)
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = treated(model, optimizer)
+    for each in (model, plain):
+        nn.functional.cross_entropy(each(IMAGES[:64].flatten(1)), LABELS[:64]).backward()
+    optimizer.step()
+    assert {"0", "3"} <= set(controller(run).bounds)
+    assert torch.equal(model[2].inner.weight.grad, plain[2].inner.weight.grad)
+    assert not any(site.site.dtype == "float64" and "Bounded" in site.codec for site in run.report().sites)
 
 
 def test_a_bound_may_stay_where_it_was_at_first() -> None:

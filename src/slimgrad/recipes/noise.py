@@ -69,8 +69,13 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
 
 def _squares(x: Tensor, dim: int) -> Tensor:
     """Sums of squares, without a copy of x in another precision."""
-    found: Tensor = torch.linalg.vector_norm(x.detach(), dim=dim, dtype=torch.float32)
-    return found.square()
+    found: Tensor = torch.linalg.vector_norm(x.detach(), dim=dim, dtype=_wide(x))
+    return found.float().square()
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """In which sums are taken: in float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _channels(module: nn.Module, dy: Tensor) -> int:
@@ -87,8 +92,8 @@ def here(x: Tensor) -> Tensor:
 
 
 def norm(x: Tensor, order: int = 2) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(here(x.detach()), ord=order, dtype=torch.float32)
-    return found
+    found: Tensor = torch.linalg.vector_norm(here(x.detach()), ord=order, dtype=_wide(x))
+    return found.float()
 
 
 def mean_size(x: Tensor) -> Tensor:
