@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from slimgrad.codecs import Bounded, Codec, codec_from_dict
+from slimgrad.codecs.selection import check_flag
 from slimgrad.errors import SpecError
 from slimgrad.recipes.hooks import Hook
 from slimgrad.recipes.noise import allowed_bound, here, mean_size, norm, variance_by
@@ -61,13 +62,15 @@ class Comet(Recipe):
     dither: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.target, (int, float)) or not 0 < self.target < math.inf:
+        number = isinstance(self.target, (int, float)) and not isinstance(self.target, bool)
+        if not number or not 0 < self.target < math.inf:
             raise SpecError(f"comet: target must be a positive number, found {self.target!r}")
         if type(self.refresh) is not int or self.refresh < 1:
             raise SpecError(f"comet: refresh must be a number of steps, at least 1; found {self.refresh!r}")
         check_shared("comet", self.skip, self.rest)
         if self.estimate not in ("channels", "paper"):
             raise SpecError(f"comet: estimate must be 'channels' or 'paper', found {self.estimate!r}")
+        check_flag("comet", "adapt", self.adapt)
         Bounded(predict=self.predict, dither=self.dither)
 
     def stages(self, model: nn.Module) -> Mapping[int, Rules]:
