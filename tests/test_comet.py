@@ -406,6 +406,16 @@ def test_forward_and_the_gradient_that_flows_on_are_exact() -> None:
         assert torch.equal(*dx)
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_compiler_is_shown_nothing() -> None:
+    model = cnn()
+    run = treated(model, None)
+    optimizer = SGD(model.parameters(), lr=0.05)
+    train(torch.compile(model, backend="eager"), optimizer, 3)
+    gc.collect()
+    assert not controller(run)._seen and not controller(run).bounds
+
+
 def test_frozen_layers_have_no_bound() -> None:
     model = cnn()
     model[3].requires_grad_(False)

@@ -222,6 +222,8 @@ class CometController(Controller):
         weight = _weight(self.layers[path])
         if weight is None or not weight.requires_grad:  # the input of a frozen layer is not kept
             return
+        if torch.compiler.is_compiling():  # nor is anything packed there
+            return
         storage = x.untyped_storage()
         known, first = self._inputs.get(storage._cdata, (None, path))
         if known is None or known.expired():
