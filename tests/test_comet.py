@@ -416,6 +416,26 @@ def test_a_compiler_is_shown_nothing() -> None:
     assert not controller(run)._seen and not controller(run).bounds
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_layers_may_lie_on_several_devices() -> None:
+    class Parted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64).to("cuda:0"), nn.Linear(64, 8).to("cuda:1")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x).relu().to("cuda:1"))
+
+    model = Parted()
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
+    run = treated(model, optimizer)
+    for _ in range(2):
+        model(torch.randn(64, 64, device="cuda:0").sin()).square().mean().backward()
+        optimizer.step()
+    assert set(controller(run).bounds) == {"a", "b"}
+
+
 def test_frozen_layers_have_no_bound() -> None:
     model = cnn()
     model[3].requires_grad_(False)

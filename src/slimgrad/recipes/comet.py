@@ -180,7 +180,8 @@ class CometController(Controller):
         found = {path: self._allowed(path, seen) for path, seen in self._seen.items() if seen.variances}
         known = {path: bound for path, bound in found.items() if bound is not None}
         if known:
-            values = torch.stack(list(known.values())).tolist()  # the one time the host waits
+            device = next(iter(known.values())).device  # layers may lie on several
+            values = torch.stack([bound.to(device) for bound in known.values()]).tolist()  # the one time the host waits
             self._follow({path: value for path, value in zip(known, values, strict=True) if 0 < value < math.inf})
         self._seen.clear()
 
