@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import slimgrad as sg
 from slimgrad.codecs import Blocks, Demand
+from slimgrad.kernels.reference_blocks import places
 from slimgrad.ops import block_size
 from slimgrad.ops.block_operand import BlockOperand
 from slimgrad.rules import AnyOf, Rule
@@ -162,6 +163,40 @@ def test_a_draw_takes_each_block_once_and_certain_ones_as_they_are() -> None:
         for column, rows in enumerate(index.view(2, 5).tolist()):
             assert sorted(set(rows)) == rows
             assert torch.allclose(values[column, rows.index(4)], x[64:80, 16 * column : 16 * column + 16], rtol=1e-4)
+
+
+@pytest.mark.parametrize("means", [0, 4])
+@pytest.mark.parametrize("layout", ["balanced", "bsr"])
+@pytest.mark.parametrize("part", [0.0, 0.2, 0.5, 0.7])
+def test_where_fewer_blocks_than_are_kept_have_anything_in_them_all_are_kept_as_they_are(
+    part: float, layout: str, means: int
+) -> None:
+    """As in batches that are filled up with zeros. Chances are rounded up to a 65536th."""
+    x = torch.zeros(320, 48)
+    x[: int(part * 320)] = torch.randn(int(part * 320), 48)
+    codec = Blocks(keep=0.7, block=SMALL, layout=layout, means=means, unbiased=True)
+    packed = codec.pack(x, OPERAND)
+    grid = packed.extra.grid
+    drawn = places(packed.payload[1], grid)
+    assert len(set(zip(drawn.across.tolist(), drawn.down.tolist(), strict=True))) == grid.blocks
+    assert torch.allclose(codec.unpack(packed), x, rtol=1e-3, atol=1e-3)
+    dy = torch.randn(320, 24)
+    assert torch.allclose(torch.mm(dy.t(), BlockOperand(codec, packed)), dy.t() @ x, rtol=1e-3, atol=1e-2)
+
+
+def test_convolutions_over_samples_of_zeros_get_the_whole_gradient() -> None:
+    """They read the tensor put together, where a block that was drawn twice would stand once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, bias=False), nn.ReLU(), nn.Conv2d(32, 32, 3))
+    images = torch.zeros(16, 3, 12, 12)
+    images[:4] = torch.randn(4, 3, 12, 12)
+    plain = copy.deepcopy(model)
+    sg.apply(model, sg.block_pruning(keep=0.5, block=SMALL, skip=()), min_bytes=0)
+    for _ in range(2):
+        for each in (model, plain):
+            each.zero_grad()
+            each(images).square().sum().backward()
+        assert torch.allclose(model[2].weight.grad, plain[2].weight.grad, rtol=1e-3, atol=1e-4)
 
 
 def test_drawn_products_multiply_the_blocks(put_together: list[BlockOperand]) -> None:

@@ -68,6 +68,19 @@ def test_every_element_is_within_the_bound(
     assert packed.nbytes <= x.nbytes * (1 + 2.0**-6) + Extent(2048, 4).nbytes(1024 * x.element_size())
 
 
+@pytest.mark.parametrize("demand", [OPERAND, WITH_MASK], ids=["values", "values and mask"])
+@pytest.mark.parametrize("dither", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bound_near_the_largest_number_makes_nothing_infinite(
+    dtype: torch.dtype, dither: bool, demand: Demand
+) -> None:
+    most = torch.finfo(dtype).max
+    x = torch.randn(500, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for part in (0.4, 0.6, 0.99):
+        codec = Bounded(bound=part * most, dither=dither)
+        assert codec.unpack(codec.pack(x, demand)).isfinite().all()
+
+
 def correlated(n: int, keep: float) -> Tensor:
     """x_t = keep x_(t-1) + noise, of variance 1."""
     noise = torch.randn(n, generator=torch.Generator().manual_seed(0)).double() * math.sqrt(1 - keep**2)

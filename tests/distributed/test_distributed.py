@@ -457,6 +457,25 @@ def test_remove_leaves_an_untouched_fsdp_model_with_the_same_state(order: str, p
     assert equal(trained(untouched), trained(model))
 
 
+@on_two_ranks(order=ORDER, momentum=(0.0, 0.9))
+def test_bounds_of_sharded_layers_follow_what_each_rank_has_of_them(order: str, momentum: float) -> None:
+    """Before it is sharded, a model has no optimizer yet that could be given."""
+    net, one = Net(), Net()
+    run = sg.apply(net, sg.comet(), min_bytes=0) if order == "before" else None
+    sharded(net)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=momentum) for each in (net, one)]
+    run = run or sg.apply(net, sg.comet(), optimizer=optimizers[0], min_bytes=0)
+    alone = sg.apply(one, sg.comet(), optimizer=None if order == "before" else optimizers[1], min_bytes=0)
+    for step in range(6):
+        for model, optimizer in zip((net, one), optimizers, strict=True):
+            optimizer.zero_grad()
+            backward(model, distributed.get_rank(), step)
+            optimizer.step()
+    found, expected = run.controller.bounds, alone.controller.bounds
+    assert found.keys() == expected.keys() and len(found) == 6
+    assert all(0.25 < found[path] / bound < 4 for path, bound in expected.items())
+
+
 # --- the example ----------------------------------------------------------------------------------------------------
 
 

@@ -110,6 +110,14 @@ def test_drawn_blocks(sample: int, keep: float, shape: tuple[int, ...], layout: 
     check(of_all_strengths(shape), grid, place)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [0, 40, 100])
+def test_drawn_blocks_where_few_have_anything_in_them(rows: int, layout: str, place: torch.device) -> None:
+    x = numbers((203, 100), torch.float32)
+    x[rows:] = 0
+    check(x, Grid.of(x.shape, 0.7, (32, 16), layout, "l1", unbiased=True), place)
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize(("group", "norm"), [(0, "l2"), (16, "l1"), (32, "l2")])
 def test_drawn_blocks_of_norms_that_are_no_integers(

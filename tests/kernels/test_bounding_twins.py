@@ -80,6 +80,12 @@ def test_small_bounds_take_wide_codes(dtype: torch.dtype, bound: float, place: t
         check(DATA[name].to(dtype), bound, Coding("auto", zeros=True), place)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bounds_near_the_largest_number(dtype: torch.dtype, place: torch.device) -> None:
+    for part in (0.3, 0.6):
+        check(DATA["white"].to(dtype), part * torch.finfo(dtype).max, Coding("auto", zeros=True), place)
+
+
 def check(x: Tensor, bound: float, how: Coding, place: torch.device) -> None:
     expected = kernels.pack_bounded(x, torch.tensor([bound]), how, force="torch")
     found = kernels.pack_bounded(x.to(place), torch.tensor([bound], device=place), how, force="triton")

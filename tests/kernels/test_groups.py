@@ -92,6 +92,20 @@ def test_numbers_that_overflow_when_added_stay_finite() -> None:
             assert back(x, Groups(bits, 128)).isfinite().all()
 
 
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_numbers_whose_range_overflows_are_within_half_a_step_too(
+    bits: int, dtype: torch.dtype, stochastic: bool
+) -> None:
+    """The largest bfloat16 is 2^-9 of it below the largest float32, which an offset or a value may so be off."""
+    x = (torch.rand(3000, generator=torch.Generator().manual_seed(bits)) * 2 - 1).double() * torch.finfo(dtype).max
+    x = x.to(dtype)
+    how = Groups(bits, 64, stochastic=stochastic)
+    allowed = steps(x.float(), how).double() * (1.0 if stochastic else 0.5) + torch.finfo(dtype).max * 2.0**-8
+    assert ((back(x, how).double() - x.double()).abs() <= allowed).all()
+
+
 def test_constant_groups_come_back_exactly() -> None:
     for value in (0.0, -0.0, 1.5, -2.0, 2.0**-120):
         x = torch.full((300,), value, dtype=torch.bfloat16)

@@ -60,6 +60,29 @@ def test_buffers_gradients_and_random_state_are_left_as_they_were() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in it.modules())
 
 
+class Counting(nn.Module):
+    """Has another tensor for a buffer after each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("last", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + 1
+        self.last = x.detach()
+        return self.layer(x.sin())
+
+
+def test_buffers_that_forward_replaces_are_the_same_tensors_again() -> None:
+    it = Counting()
+    seen = it.seen
+    sg.grad_error(it, BATCH, sg.Quant(bits=4), loss_fn, min_bytes=0)
+    sg.profile(it, BATCH, loss_fn=loss_fn)
+    assert it.seen is seen and it.seen == 0 and it.last is None
+
+
 def test_it_round_trips_through_json_and_can_be_drawn(tmp_path: Path) -> None:
     found = sg.grad_error(model(), BATCH, sg.Quant(bits=4), loss_fn, min_bytes=0)
     assert sg.GradError.from_json(found.to_json()) == found

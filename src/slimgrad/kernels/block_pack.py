@@ -161,6 +161,9 @@ def chances(norms, inside, kept):
         open = tl.where(sure, CERTAIN, open)
         certain += more
         ratio = ratio_of(open, certain, kept)
+    rest = tl.sum(tl.maximum(open, 0.0), 0)
+    open = tl.where(inside & (open >= 0), tl.where(rest < LEAST_REST, 1.0, open), open)
+    ratio = ratio_of(open, certain, kept)
     chance = tl.minimum(tl.maximum(tl.ceil(open * ratio * ONE_CHANCE), 1.0), ONE_CHANCE).to(tl.int32)
     return tl.where(inside, tl.where(open < 0, ONE_CHANCE, chance), 0)
 

@@ -32,8 +32,9 @@ upon it. So there are always as many, each at most once, in order; and since all
 number, they take nearly the same rows, of which a product then reads dY but once.
 
 Chances are integers, of which ONE is certainty, rounded up: their sum is exact in any order, and no block is longer
-than the distance of points. The number that places the points is a hash of the norms of the first column (see NOTE
-[Random numbers without a state] in groups.py).
+than the distance of points. Where fewer than `kept` blocks have a norm at all, these are certain, and the others have
+equal chances of being drawn beside them. The number that places the points is a hash of the norms of the first column
+(see NOTE [Random numbers without a state] in groups.py).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def planned(
     largest, total, some, minus, far, way, moved = looked_at(x, left, threshold, AHEAD)
     level = level_of(largest, bound, MANTISSA, LEAST_SLACK)
     inverse = inverse_of(step_of(bound, level))
-    usable = (bound >= LEAST_BOUND) & (largest + bound <= MOST)
+    usable = (bound >= LEAST_BOUND) & (largest + bound * 2.0 <= MOST)
     usable = usable & (level <= MOST_LEVEL) & (largest * inverse < LIMIT)
     empty = (largest == 0) if BETWEEN else ((largest * inverse + 0.5 < 1) & (usable | (largest == 0)))
     gaps = some < CHUNK

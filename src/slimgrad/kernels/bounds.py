@@ -8,8 +8,8 @@ within a twentieth of the entropy of normal or exponential values. If the chunk 
 alone, and every other symbol by one zero more. No symbol is longer than MOST_BITS.
 
 - A chunk of zeros takes no room.
-- A chunk is raw, the elements themselves, where one of them is not finite, where the bound is too small for them, or
-  where no less would be kept.
+- A chunk is raw, the elements themselves, where one of them is not finite, where the bound is too small for them or a
+  step may lead beyond the largest number there is, or where no less would be kept.
 - With PREDICT, a chunk tells the difference of each number (with its sign) to the one before instead, if that
   promises to take less (AUTO) or in any case (LORENZO): smooth maps gain, white noise loses.
 

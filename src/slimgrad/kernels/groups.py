@@ -57,6 +57,8 @@ SPECIALS = 3
 """Codes of a wild group that stand for no number."""
 TAME = {torch.float32: 2.0**125, torch.bfloat16: 2.0**125, torch.float16: 2.0**15}
 """Groups with larger numbers are wild."""
+WILD_PART = 2.0**-2
+"""What places and values are multiplied with in wild groups while they are found: the range itself may overflow."""
 LEAST_STEP = 2.0**-126
 """Smaller steps have no finite reciprocal."""
 LEAST_STEP_OF_HALF = 2.0**-23

@@ -23,6 +23,7 @@ from slimgrad.kernels.tiles import (
     SPECIALS,
     THREADS,
     TILE,
+    WILD_PART,
     bits_of,
     float32,
     float_of,
@@ -175,7 +176,8 @@ def _any_codes(
     low, high = tl.where(low > high, 0.0, low), tl.where(low > high, 0.0, high)  # a group without a number
     offset, step = _scale(low, high, tl.where(wild, WILD_FACTOR, FACTOR), ZEROS, LEAST)
     scales = _scales_of(offset, step) | tl.where(wild, -0x80000000, 0).to(tl.int32)
-    at = _place_of(tl.where(finite, x, 0.0), offset, step)
+    part = tl.where(wild, WILD_PART, 1.0)
+    at = _place_of(tl.where(finite, x, 0.0) * part, offset * part, step) * tl.where(wild, 1.0 / WILD_PART, 1.0)
     if STOCHASTIC:
         at = tl.floor(at + _raised_fractions(scales, number, seed, pair)) - RAISE
     at = tl.minimum(tl.maximum(at, 0.0), tl.where(wild, WILD_LAST, LAST).to(tl.float32))

@@ -6,7 +6,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slimgrad.kernels.tiles import LANES, ROUNDS, SPECIALS, THREADS, TILE, float_of, lanes, rounded
+from slimgrad.kernels.tiles import (
+    LANES,
+    ROUNDS,
+    SPECIALS,
+    THREADS,
+    TILE,
+    WILD_PART,
+    float_of,
+    lanes,
+    rounded,
+)
 
 
 @triton.jit
@@ -49,8 +59,9 @@ def _any_values(codes, scales, ZEROS: tl.constexpr, LARGEST: tl.constexpr):
     """What codes stand for in tame and wild groups alike."""
     wild = scales < 0
     number = (codes - tl.where(wild, SPECIALS, 1 if ZEROS else 0)).to(tl.float32)
-    values = float_of(scales << 16) + number * float_of(scales & 0x7FFF0000)
-    values = tl.minimum(tl.maximum(values, -LARGEST), LARGEST)
+    part = tl.where(wild, WILD_PART, 1.0)
+    values = float_of(scales << 16) * part + number * (float_of(scales & 0x7FFF0000) * part)
+    values = tl.minimum(tl.maximum(values, -LARGEST * part), LARGEST * part) * tl.where(wild, 1.0 / WILD_PART, 1.0)
     values = tl.where(codes == 0, 0.0, values) if ZEROS else tl.where(wild & (codes == 0), float("nan"), values)
     values = tl.where(wild & (codes == 1), float("nan") if ZEROS else -float("inf"), values)
     return tl.where(wild & (codes == 2), float("inf"), values)

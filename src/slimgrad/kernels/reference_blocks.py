@@ -97,6 +97,8 @@ def _chances(norms: Tensor, kept: int) -> Tensor:
         sure = open * _ratio(open, certain, kept) >= 1
         more = sure.sum(1, keepdim=True)
         open, certain = open.masked_fill(sure, CERTAIN), certain + more
+    none = open.clamp(min=0).sum(1, keepdim=True) < LEAST_REST
+    open = torch.where(none & (open >= 0), 1.0, open)
     chances = (open * _ratio(open, certain, kept) * ONE).ceil().clamp(1, ONE)
     return chances.masked_fill(open < 0, ONE).long()
 

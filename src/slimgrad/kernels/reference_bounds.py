@@ -135,7 +135,7 @@ def _planned(x: Tensor, bound: Tensor, how: Coding, dtype: torch.dtype) -> Plan:
     step = step_of(bound, level)
     inverse = torch.where(step > 0, 1 / step, 0)
     most = torch.finfo(dtype).max
-    usable = (bound >= LEAST_BOUND[dtype]) & (plain.largest + bound <= most) & (level <= MOST_LEVEL)
+    usable = (bound >= LEAST_BOUND[dtype]) & (plain.largest + bound * 2.0 <= most) & (level <= MOST_LEVEL)
     usable &= plain.largest * inverse < LIMIT
     empty = plain.largest == 0 if how.between else plain.largest * inverse + 0.5 < 1
     empty &= usable | (plain.largest == 0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slimgrad.kernels.geometry import LANES, ROUNDS, THREADS, TILE, Layout, check_dense
-from slimgrad.kernels.groups import PLANES, SPECIALS, TAME, Groups, check_groups, check_packed
+from slimgrad.kernels.groups import PLANES, SPECIALS, TAME, WILD_PART, Groups, check_groups, check_packed
 from slimgrad.kernels.reference import chunks, unwoven, woven
 from slimgrad.kernels.reference_gated import FUNCTIONS
 
@@ -110,7 +110,8 @@ def _encode(
     high = torch.where(counted, x, -math.inf).amax(1, keepdim=True).masked_fill(none, 0.0)
     offset, step = _scale(low, high, torch.where(wild, how.factor(wild=True), how.factor(wild=False)), how, dtype)
     scales = _scale_words(offset, step) | wild.int() << 31
-    place = (x - offset) * torch.where(step > 0, 1.0 / step, 0.0)
+    part = torch.where(wild, WILD_PART, 1.0)
+    place = (x * part - offset * part) * torch.where(step > 0, 1.0 / step, 0.0) / part
     if how.stochastic:
         place = _drawn_down(place, scales, numbers[:, None], how)
     last = torch.where(wild, how.last(wild=True), how.last(wild=False))
@@ -198,9 +199,10 @@ def _decode(codes: Tensor, scales: Tensor, how: Groups, dtype: torch.dtype) -> T
     if not scales.is_cuda and not wild.any():
         values = codes.float().sub_(how.first).mul_(step).add_(offset)
         return values.masked_fill_(codes == 0, 0.0) if how.zeros else values
-    largest = torch.finfo(dtype).max
+    part = torch.where(wild, WILD_PART, 1.0)
+    largest = torch.finfo(dtype).max * part
     base = torch.where(wild, SPECIALS, how.first)
-    values = (offset + (codes - base) * step).clamp(-largest, largest)
+    values = (offset * part + (codes - base) * (step * part)).clamp(-largest, largest) / part
     if how.zeros:
         values = values.masked_fill(codes == 0, 0.0)
     for code, special in enumerate((math.nan, -math.inf, math.inf) if not how.zeros else (0.0, math.nan, math.inf)):

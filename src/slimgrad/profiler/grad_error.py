@@ -31,7 +31,8 @@ def grad_error(
 
     `batch` and `loss_fn` are those of `profile`; `what` and `min_bytes` are those of `apply`. Call it under the same
     autocast as training, with the model in the mode it will train in. Dropout draws the same in all passes. Buffers,
-    gradients and random state are left as they were, and nothing stays applied.
+    gradients and random state are left as they were, and nothing stays applied. Recipes that change while a model is
+    trained are looked at as they begin; the `rules` of a run are as they are by then.
     """
     check_model(model)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -137,13 +137,19 @@ def _allocated() -> int | None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put buffers (running statistics) and random state back afterwards."""
+    """Put buffers (running statistics) and random state back afterwards; the very tensors, where others took their
+    places.
+    """
+    shelves = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     saved: list[tuple[Tensor, Tensor]] = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        for shelf, before in shelves:
+            shelf.clear()
+            shelf.update(before)
         with torch.no_grad():
-            for buffer, before in saved:
-                buffer.copy_(before)
+            for buffer, value in saved:
+                buffer.copy_(value)

@@ -3,8 +3,9 @@
 NOTE [What gradients can bear]
 The bound of a layer is the one with which the noise of its gradient (noise.py) is `target` times the mean magnitude
 of its momentum. Momentum is taken as SGD has it, a sum of gradients of which each weighs less with every step; Adam's
-is an average, and divided by 1 - beta1. Where gradients are clipped, or scaled for float16, their noise is so too: by
-as much as the norm of the gradient changes between its accumulation and the optimizer's step.
+is an average, and divided by 1 - beta1. Where an optimizer has none, or one of something else (RMSprop's is of steps),
+it is ours, of the gradients that the optimizer sees. Where gradients are clipped, or scaled for float16, their noise is
+so too: by as much as the norm of the gradient changes between its accumulation and the optimizer's step.
 
 NOTE [When bounds change]
 Statistics take two passes over dY and the inputs, so they are taken at some steps only: first at the first, then every
@@ -28,9 +29,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from slimgrad.codecs import Bounded, Codec, codec_from_dict
+from slimgrad.codecs.selection import check_flag
 from slimgrad.errors import SpecError
 from slimgrad.recipes.hooks import Hook
-from slimgrad.recipes.noise import allowed_bound, mean_size, norm, variance_by
+from slimgrad.recipes.noise import allowed_bound, here, mean_size, norm, variance_by
 from slimgrad.recipes.pruning import check_shared, products, skip_names, skipped_paths, with_rest
 from slimgrad.report.bounds import bounds_plot
 from slimgrad.rules import Controller, InputOf, Recipe, Rule, Rules, Shapes
@@ -60,13 +62,15 @@ class Comet(Recipe):
     dither: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.target, (int, float)) or not 0 < self.target < math.inf:
+        number = isinstance(self.target, (int, float)) and not isinstance(self.target, bool)
+        if not number or not 0 < self.target < math.inf:
             raise SpecError(f"comet: target must be a positive number, found {self.target!r}")
         if type(self.refresh) is not int or self.refresh < 1:
             raise SpecError(f"comet: refresh must be a number of steps, at least 1; found {self.refresh!r}")
         check_shared("comet", self.skip, self.rest)
         if self.estimate not in ("channels", "paper"):
             raise SpecError(f"comet: estimate must be 'channels' or 'paper', found {self.estimate!r}")
+        check_flag("comet", "adapt", self.adapt)
         Bounded(predict=self.predict, dither=self.dither)
 
     def stages(self, model: nn.Module) -> Mapping[int, Rules]:
@@ -110,6 +114,10 @@ class Seen:
     accumulated: Tensor | None = None
     """The norm of the gradient when it was."""
 
+    def to(self, device: torch.device) -> Seen:
+        accumulated = None if self.accumulated is None else self.accumulated.to(device)
+        return Seen(self.first, [variance.to(device) for variance in self.variances], accumulated)
+
 
 class CometController(Controller):
     """Bounds that follow the momentum."""
@@ -128,9 +136,10 @@ class CometController(Controller):
         self._seen: dict[str, Seen] = {}
         self._inputs: dict[int, tuple[StorageWeakRef, str]] = {}
         self._momenta: dict[str, Tensor] = {}
-        self._lacking: set[str] = set()
-        """Layers whose momentum is ours to have."""
+        """Of layers whose momentum is ours to have."""
         self._handles: list[RemovableHandle] = []
+        self._heard: dict[str, tuple[nn.Parameter, RemovableHandle]] = {}
+        """Weights that tell when their gradient is there."""
         self._rules = recipe.rules(layers, {})
 
     @property
@@ -146,27 +155,33 @@ class CometController(Controller):
         if self._handles:
             return
         for path, module in self.layers.items():
-            if _weight(module).requires_grad:  # the input of a frozen layer is not kept
-                self._handles.append(module.register_forward_hook(_Look(self, path)))
-                self._handles.append(_weight(module).register_post_accumulate_grad_hook(_Accumulated(self, path)))
+            self._handles.append(module.register_forward_hook(_Look(self, path)))
+        self._listen()
 
     def detach(self) -> None:
-        for handle in self._handles:
+        for handle in (*self._handles, *(handle for _, handle in self._heard.values())):
             handle.remove()
         self._handles.clear()
+        self._heard.clear()
 
     def begin(self, step: int, shapes: Shapes) -> None:
         if step != self._step:
             self._seen.clear()
         self._inputs.clear()
         self._step = step
+        if self.looks:
+            self._listen()
 
     def end(self) -> None:
         """A step was taken: if statistics were, bounds follow."""
+        if self._optimizer is not None:
+            for path in self._momenta:
+                self._remember(path)
         found = {path: self._allowed(path, seen) for path, seen in self._seen.items() if seen.variances}
         known = {path: bound for path, bound in found.items() if bound is not None}
         if known:
-            values = torch.stack(list(known.values())).tolist()  # the one time the host waits
+            device = next(iter(known.values())).device  # layers may lie on several
+            values = torch.stack([bound.to(device) for bound in known.values()]).tolist()  # the one time the host waits
             self._follow({path: value for path, value in zip(known, values, strict=True) if 0 < value < math.inf})
         self._seen.clear()
 
@@ -176,20 +191,40 @@ class CometController(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         momenta = {path: momentum.cpu() for path, momentum in self._momenta.items()}
-        return {"bounds": dict(self.bounds), "interval": self.interval, "next": self.next, "momenta": momenta}
+        seen = {path: vars(seen.to(torch.device("cpu"))) for path, seen in self._seen.items()}
+        when = {"interval": self.interval, "next": self.next, "step": self._step}
+        return {"bounds": dict(self.bounds), **when, "momenta": momenta, "seen": seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        unknown = sorted(set(state["bounds"]) - set(self.layers))
+        unknown = sorted({*state["bounds"], *state["momenta"]} - set(self.layers))
         if unknown:
             raise SpecError(f"comet: the state has bounds for {', '.join(unknown[:3])}, which the model does not have")
-        self.interval, self.next = state["interval"], state["next"]
-        self._momenta = {p: m.to(_weight(self.layers[p]).device) for p, m in state["momenta"].items()}
+        self.interval, self.next, self._step = state["interval"], state["next"], state["step"]
+        devices = {path: weight.device for path, layer in self.layers.items() if (weight := _weight(layer)) is not None}
+        momenta, seen = (state[each].items() for each in ("momenta", "seen"))
+        self._momenta = {path: found.to(devices[path], copy=True) for path, found in momenta if path in devices}
+        self._seen = {path: Seen(**found).to(devices[path]) for path, found in seen if path in devices}
         self._have(dict(state["bounds"]))
 
     # --- statistics ---
 
+    def _listen(self) -> None:
+        """Have hooks on the weights of now: some were frozen before, or are others than at first."""
+        for path, module in self.layers.items():
+            weight, (known, handle) = _weight(module), self._heard.get(path, (None, None))
+            if handle is not None and known is not weight:
+                handle.remove()
+                del self._heard[path]
+            if weight is not None and weight.requires_grad and known is not weight:
+                self._heard[path] = weight, weight.register_post_accumulate_grad_hook(_Accumulated(self, path))
+
     def look(self, path: str, x: Tensor, y: Tensor) -> None:
         """A layer's forward."""
+        weight = _weight(self.layers[path])
+        if weight is None or not weight.requires_grad:  # the input of a frozen layer is not kept
+            return
+        if torch.compiler.is_compiling():  # nor is anything packed there
+            return
         storage = x.untyped_storage()
         known, first = self._inputs.get(storage._cdata, (None, path))
         if known is None or known.expired():
@@ -204,16 +239,24 @@ class CometController(Controller):
         assert weight.grad is not None
         if path in self._seen:
             self._seen[path].accumulated = norm(weight.grad)
-        if path in self._momenta:
-            self._momenta[path].mul_(STAYS).add_(weight.grad)
-        elif path in self._lacking:
-            self._momenta[path] = weight.grad.detach().clone()
+        if self._optimizer is None:  # or else it may be scaled or clipped before it is used
+            self._remember(path)
+
+    def _remember(self, path: str) -> None:
+        """Add the gradient to the momentum that is ours; what is not finite would stay there for good."""
+        weight, known = _weight(self.layers[path]), self._momenta.get(path)
+        if weight is None or weight.grad is None:
+            return
+        gradient = here(weight.grad.detach())
+        if known is None or (known.shape, known.device) != (gradient.shape, gradient.device):
+            self._momenta[path] = known = torch.zeros_like(gradient)
+        known.mul_(STAYS).add_(gradient).nan_to_num_(0.0, 0.0, 0.0)
 
     def _allowed(self, path: str, seen: Seen) -> Tensor | None:
         """The bound with which the noise is as large as it may be; None without a gradient or a momentum."""
         weight = _weight(self.layers[path])
-        size = self._momentum(path, weight)
-        if size is None or seen.accumulated is None:
+        size = None if weight is None else self._momentum(path, weight)
+        if weight is None or size is None or seen.accumulated is None:
             return None
         changed = torch.ones_like(seen.accumulated)
         if self._optimizer is not None and weight.grad is not None:
@@ -222,15 +265,12 @@ class CometController(Controller):
 
     def _momentum(self, path: str, weight: Tensor) -> Tensor | None:
         """Its mean magnitude."""
-        optimizer = self._optimizer
-        state = {} if optimizer is None else optimizer.state.get(weight, {})
-        if state.get("momentum_buffer") is not None:
-            return mean_size(state["momentum_buffer"])
-        if state.get("exp_avg") is not None:
-            assert optimizer is not None
-            return mean_size(state["exp_avg"]) / (1 - _beta(optimizer, weight))
-        self._lacking.add(path)
-        return mean_size(self._momenta[path]) if path in self._momenta else None
+        found = None if self._optimizer is None else _momentum_of(self._optimizer, weight)
+        if found is None and path not in self._momenta:
+            self._remember(path)
+        if found is None and path in self._momenta:
+            found = mean_size(self._momenta[path])
+        return found
 
     def _follow(self, allowed: Mapping[str, float]) -> None:
         least: dict[str, float] = {}
@@ -240,7 +280,7 @@ class CometController(Controller):
         fresh = {path: _rounded(least[self._seen[path].first]) for path in allowed}
         known = [(bound, self.bounds[path]) for path, bound in fresh.items() if path in self.bounds]
         moves = [max(pair) / min(pair) for pair in known]
-        settled = len(moves) == len(fresh) and max(moves, default=1.0) <= MOVED
+        settled = 0 < len(moves) == len(fresh) and max(moves) <= MOVED
         self.interval = min(self.recipe.refresh, self.interval * 2) if settled else max(1, self.interval // 2)
         self.next = self._step + self.interval
         if not fresh.items() <= self.bounds.items():  # the same rules would be decided upon once more
@@ -273,14 +313,21 @@ class _Accumulated(Hook[CometController]):
             controller.accumulated(self.path, args[0])
 
 
-def _weight(module: nn.Module) -> nn.Parameter:
-    return module.weight  # type: ignore[return-value]
+def _weight(module: nn.Module) -> nn.Parameter | None:
+    """None if it is no parameter but computed from others, by a parametrization; such a layer's input is left alone."""
+    return module._parameters.get("weight")
 
 
-def _beta(optimizer: Optimizer, weight: Tensor) -> float:
-    """Adam's first, of the group that has this weight."""
-    group = next(group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
-    return float(group["betas"][0])
+def _momentum_of(optimizer: Optimizer, weight: Tensor) -> Tensor | None:
+    """The mean magnitude of SGD's, or of Adam's as SGD would have it; None of others, whose are not of gradients."""
+    state = optimizer.state.get(weight, {})
+    groups = (group for group in optimizer.param_groups if any(each is weight for each in group["params"]))
+    group = next(groups, {})
+    if "dampening" in group and state.get("momentum_buffer") is not None:
+        return mean_size(state["momentum_buffer"])
+    if "betas" in group and state.get("exp_avg") is not None:
+        return mean_size(state["exp_avg"]) / (1 - float(group["betas"][0]))
+    return None
 
 
 def _rounded(bound: float) -> float:

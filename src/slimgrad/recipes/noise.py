@@ -21,8 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import grad
 
-from slimgrad.kernels.geometry import feature_dim
-
 PAPER_CONSTANT = 0.32
 BY_RANK: dict[int, Callable[..., Tensor]] = {3: grad.conv1d_weight, 4: grad.conv2d_weight, 5: grad.conv3d_weight}
 
@@ -35,14 +33,14 @@ def variance_by(module: nn.Module, x: Tensor, *, paper: bool = False) -> Varianc
     nonzero = x.detach() != 0
     if paper:
         part = nonzero.float().mean()
-        return lambda dy: PAPER_CONSTANT**2 * part * mean_size(dy).square() * (dy.numel() / _channels(dy))
+        return lambda dy: PAPER_CONSTANT**2 * part * mean_size(dy).square() * (dy.numel() / _channels(module, dy))
     if type(module) is nn.Linear:
         count = nonzero.sum(-1).float()
         return lambda dy: (_squares(dy, -1) * count).sum() / (3 * dy.shape[-1] * x.shape[-1])
     if _is_plain_convolution(module, x):
         return _by_maps(module, nonzero)
     part = nonzero.float().mean()
-    return lambda dy: part * norm(dy).square() / (3 * _channels(dy))
+    return lambda dy: part * norm(dy).square() / (3 * _channels(module, dy))
 
 
 def _by_maps(module: Any, nonzero: Tensor) -> Variance:
@@ -71,21 +69,35 @@ def _grouped(x: Tensor, groups: int) -> Tensor:
 
 def _squares(x: Tensor, dim: int) -> Tensor:
     """Sums of squares, without a copy of x in another precision."""
-    found: Tensor = torch.linalg.vector_norm(x.detach(), dim=dim, dtype=torch.float32)
-    return found.square()
+    found: Tensor = torch.linalg.vector_norm(x.detach(), dim=dim, dtype=_wide(x))
+    return found.float().square()
 
 
-def _channels(dy: Tensor) -> int:
-    return dy.shape[feature_dim(dy.dim())]
+def _wide(x: Tensor) -> torch.dtype:
+    """In which sums are taken: in float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _channels(module: nn.Module, dy: Tensor) -> int:
+    """Of what a layer puts out: only the layer tells where dY has them."""
+    return module.out_channels if isinstance(module, nn.modules.conv._ConvNd) else dy.shape[-1]
+
+
+def here(x: Tensor) -> Tensor:
+    """What this process has of a tensor: a part, if it is sharded. Processes follow bounds of their own, and look at
+    different steps, so none may wait for the others' parts.
+    """
+    to_local = getattr(x, "to_local", None)
+    return x if to_local is None else to_local()
 
 
 def norm(x: Tensor, order: int = 2) -> Tensor:
-    found: Tensor = torch.linalg.vector_norm(x.detach(), ord=order, dtype=torch.float32)
-    return found
+    found: Tensor = torch.linalg.vector_norm(here(x.detach()), ord=order, dtype=_wide(x))
+    return found.float()
 
 
 def mean_size(x: Tensor) -> Tensor:
-    return norm(x, 1) / x.numel()
+    return norm(x, 1) / here(x).numel()
 
 
 def allowed_bound(sigma: Tensor, variances: list[Tensor]) -> Tensor:

@@ -74,7 +74,8 @@ def check_shared(recipe: str, names: tuple[str, ...], rest: Codec | None, settin
 
 
 def skip_names(skip: Iterable[str]) -> tuple[str, ...]:
-    return tuple([skip] if isinstance(skip, str) else skip)
+    """A single name, and what is none and will be refused, is taken for a list of one."""
+    return (skip,) if isinstance(skip, str) or not isinstance(skip, Iterable) else tuple(skip)
 
 
 def skipped_paths(recipe: str, skip: Iterable[str], model: nn.Module) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from slimgrad.runtime.batches import Arguments, call, shapes_of, signature_of
 from slimgrad.runtime.fake import check_nothing_fake, faked
 from slimgrad.runtime.frame import ROOT, WorkFrame, innermost_hook
 from slimgrad.runtime.graph import tensors_in
-from slimgrad.runtime.ledger import Audit, Fused
+from slimgrad.runtime.growth import grown
+from slimgrad.runtime.ledger import Audit, fused_in
 from slimgrad.runtime.lesson import Lesson, Owners, lesson, owners_of
 from slimgrad.runtime.openings import Border, Local, Opening, drop_interrupted
 from slimgrad.runtime.orders import Structure, chosen, refuted, seal_held, structure
@@ -243,25 +244,30 @@ class Gate:
             self._note_refuted(frame.refuted)
             self.structures[opening.key] = self._decided(self.taught[opening.key], is_stock=known.is_stock)
         self._hook_borders(known.borders)
-        before, fused = self.untouched.get(opening.audit_key), self._fused(opening.key, frame)
+        before = self.untouched.get(opening.audit_key)
+        fused = fused_in(frame, self.swaps, self.stock.get(opening.key))
         audit = Audit(
             frame, known, opening.owners, opening.allocated, fused, again=self.recomputing.paths, before=before
         )
         self.audits[opening.audit_key] = self.last = audit
+        if not self.stages.strict and (larger := grown(self.taught[opening.key], frame)) is not None:
+            self._outgrow(opening.key, audit, larger)
 
-    def _fused(self, key: Any, frame: WatchFrame) -> list[Fused]:
-        """The account of the modules that an op of ours computed in this forward."""
-        stock = self.stock.get(key)
-        if stock is None:
-            return []
-        return [Fused.of(self.swaps[path], elements, stock) for path, elements in frame.fused or ()]
+    def _outgrow(self, key: Any, audit: Audit, larger: Lesson) -> None:
+        """Decide by tensors that are larger than those that were learnt from."""
+        found = self._decided(larger, is_stock=audit.structure.is_stock)
+        if found.codecs == audit.structure.codecs:
+            audit.structure = found  # only what it says of the rest is other
+        else:
+            self._forget(key)
+        self.structures[key], self.taught[key] = found, larger
 
     def _learn(self, key: Any, frame: WatchFrame, output: Any, owners: Owners, *, pack: bool) -> Structure:
         """Find the roles and decide; then pack what the watched forward holds."""
         roots: list[Node | None] = [tensor.grad_fn for tensor in tensors_in(output)]
         learnt = lesson(frame, roots, owners, self.modules, {})
         for rules in self.stages.to_come:  # refused now, not in the middle of a training
-            chosen(learnt, rules, self.modules, all_here=self._all_here, followed=self._followed)
+            chosen(learnt, rules, self.modules, all_here=self.outside.frame is None, followed=self._followed)
         found = self._decided(learnt, is_stock=frame.stock)
         if frame.stock:
             self.stock[key] = self.swaps.learn(learnt, self.min_bytes, found.derived_paths)
@@ -290,18 +296,13 @@ class Gate:
         """The rules that something else than a packed tensor follows."""
         return {*self.swaps.rules, *self.recomputing.rules}
 
-    @property
-    def _all_here(self) -> bool:
-        """Whether no site can be outside the model."""
-        return self.outside.frame is None
-
     def _decided(self, learnt: Lesson, *, is_stock: bool) -> Structure:
         return structure(
             learnt,
             self.rules,
             self.modules,
             min_bytes=self.min_bytes,
-            all_here=self._all_here,
+            all_here=self.outside.frame is None,  # or else sites may be outside the model
             followed=self._followed,
             swapped=self.swaps.paths,
             is_stock=is_stock,

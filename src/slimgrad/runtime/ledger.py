@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from slimgrad.report.human import human_bytes
 from slimgrad.runtime.lesson import Owners, is_parameter
 from slimgrad.runtime.orders import Structure
-from slimgrad.runtime.swaps import Stock, Swap
+from slimgrad.runtime.swaps import Stock, Swap, Swaps
 from slimgrad.runtime.tickets import Kept, Order, Sealed
 from slimgrad.runtime.watch import Record, WatchFrame
 from slimgrad.spec import Report, Site, SiteReport
@@ -53,6 +53,13 @@ class Fused:
     def of(cls, swap: Swap, elements: int, stock: Stock) -> Fused:
         alone, views = (round(part.get(swap.site.path, 0.0) * elements) for part in (stock.alone, stock.views))
         return cls(replace(swap.site, bytes=views), repr(swap.op.codec), alone, swap.op.kept(elements))
+
+
+def fused_in(frame: WatchFrame, swaps: Swaps, stock: Stock | None) -> list[Fused]:
+    """The account of the modules that an op of ours computed in this forward."""
+    if stock is None:
+        return []
+    return [Fused.of(swaps[path], elements, stock) for path, elements in frame.fused or ()]
 
 
 class Audit:

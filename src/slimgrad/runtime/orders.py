@@ -59,6 +59,11 @@ class Structure:
         return all(shelf.get(name) is thing for shelf, name, thing in self.fixtures)
 
     @property
+    def codecs(self) -> dict[tuple[str, int, int], Codec]:
+        """What packs each site."""
+        return {key: order.codec for key, order in self.orders.items()}
+
+    @property
     def derived_paths(self) -> set[str]:
         """Modules that keep nothing, because all that they save is made again."""
         orders = self.orders.values()

@@ -14,6 +14,9 @@ from slimgrad.errors import SpecError
 from slimgrad.recipes import recipe_from
 from slimgrad.rules import Controller, Recipe, Rules, Shapes, as_rules
 
+NONE_BEGAN = -1
+"""The step before the first forward, where a step ends when the next forward begins."""
+
 
 def stages_of(what: Any, model: nn.Module, optimizer: Optimizer | None = None) -> Stages:
     """What `apply` was given."""
@@ -109,7 +112,7 @@ class Adaptive(Stages):
         super().__init__({0: controller.rules}, optimizer, min_bytes)
         self.controller = controller
         self.strict = controller.strict
-        self._forwards = 0
+        self.step = NONE_BEGAN if optimizer is None else 0
 
     @property
     def rules(self) -> Rules:
@@ -133,9 +136,8 @@ class Adaptive(Stages):
         self.controller.epoch()
 
     def begin_forward(self, shapes: Shapes) -> Rules:
-        if self._optimizer is None and self._forwards:
+        if self._optimizer is None:
             self._count()
-        self._forwards += 1
         self.controller.begin(self.step, shapes)
         return self.rules
 
@@ -151,7 +153,8 @@ class Adaptive(Stages):
         self.controller.rest()
 
     def _count(self, *_: Any) -> None:
-        self.controller.end()
+        if self.step > NONE_BEGAN:
+            self.controller.end()
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
